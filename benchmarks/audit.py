@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import math
 import multiprocessing
 import os
@@ -30,7 +29,7 @@ from arsm.referee import PROBLEMS, Problem
 from arsm.referee.judge import AllDraws, judge
 from arsm.referee.measure import Draws, Loss, draw_gradients, generators, one_thread
 from arsm_experiments.runs.provenance import provenance
-from benchmarks.agents_report import read
+from benchmarks import records
 
 RATES = (0.05, 0.2, 0.5)
 """Declared false-alarm rates, all far above the default of 1e-6."""
@@ -164,7 +163,7 @@ def rows(folder: Path) -> Iterator[list[object]]:
             "; ".join(sorted({x["commit"][:10] for x in own})),
         ]
 
-    if own := read(folder / "rates.jsonl"):
+    if own := records.read(folder / "rates.jsonl"):
         for i, rate in enumerate(RATES):
             yield line(
                 "reduced audits of correct losses",
@@ -175,7 +174,7 @@ def rows(folder: Path) -> Iterator[list[object]]:
             )
         row = "reduced audits, intervals of half their length"
         yield line(row, "false alarms", sum(x["halved"] for x in own), own, RATES[0])
-    if own := read(folder / "power.jsonl"):
+    if own := records.read(folder / "power.jsonl"):
         for name in POWER:
             for i, error in enumerate(ERRORS):
                 yield line(
@@ -185,7 +184,7 @@ def rows(folder: Path) -> Iterator[list[object]]:
                     own,
                     1e-6,
                 )
-    for x in read(folder / "seconds.jsonl"):
+    for x in records.read(folder / "seconds.jsonl"):
         cpu = f"{x['cpu']:.1f}"
         yield [x["loss"], "CPU seconds of a default audit", cpu, "", "", 1e-6, 1, *place([x])]
 
@@ -203,7 +202,6 @@ def main() -> None:
     chosen = parser.parse_args()
     if unknown := set(chosen.parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(unknown)}; known are {', '.join(PARTS)}.")
-    chosen.folder.mkdir(parents=True, exist_ok=True)
     made = {
         name: value for name, value in provenance("cpu").items() if name in ("hardware", "commit")
     }
@@ -212,12 +210,11 @@ def main() -> None:
         for part in chosen.parts or PARTS:
             run, audits = PARTS[part]
             path = chosen.folder / f"{part}.jsonl"
-            done = {line["seed"] for line in read(path)}
+            done = {line["seed"] for line in records.read(path)}
             for line in pool.imap_unordered(
                 run, [seed for seed in range(audits) if seed not in done]
             ):
-                with path.open("a") as file:
-                    file.write(json.dumps(line | made) + "\n")
+                records.add(path, line | made)
                 if time.monotonic() > end:
                     break
     write_table(chosen.folder, chosen.table)

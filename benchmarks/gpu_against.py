@@ -1,9 +1,9 @@
 """One estimate and one training step of the VAE on a GPU, at two commits:
 `python -m benchmarks.gpu_against OLD`, where OLD is a folder with an earlier tree.
 
-Each tree has a process of its own. Both first run all rows at once, which fills the compilers'
-caches, then every row in turns, `--rounds` times, while the other one waits. All times go to --out.
-The rows use functions of `benchmarks.gpu` and `benchmarks.gpu_profile` that both trees have.
+Each tree has a process of its own. Both prepare all rows at once (compile, capture, warm up), then
+time every row in turns, `--rounds` times, while the other one waits. All times go to --out.
+The rows use functions of `benchmarks.gpu` and `benchmarks.vae` that both trees have.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
 OUT = HERE / "results" / "benchmarks" / "gpu_against.json"
 REPETITIONS = 300
+STEPS = 5  # of the VAE in one graph
 ANSWER = "milliseconds: "
 
+Row = Callable[[], float]
+"""Milliseconds of one prepared row."""
 
-def by_hand() -> float:
+
+def by_hand() -> Row:
     """Leave-one-out written by hand, eager."""
     import torch
 
@@ -32,10 +36,10 @@ def by_hand() -> float:
     from benchmarks.overhead import leave_one_out
 
     logits = torch.randn(64, 1, 10, device="cuda")
-    return milliseconds(lambda: leave_one_out(logits), REPETITIONS)
+    return lambda: milliseconds(lambda: leave_one_out(logits), REPETITIONS)
 
 
-def eager(words: str) -> float:
+def eager(words: str) -> Row:
     """A packed estimate and its backward at [64, 1, 10]."""
     import torch
 
@@ -44,63 +48,55 @@ def eager(words: str) -> float:
 
     logits = torch.randn(64, 1, 10, device="cuda", requires_grad=True)
     value = step(arsm.estimator(words), "packed")
-    return milliseconds(lambda: backward(value, logits), REPETITIONS)
+    return lambda: milliseconds(lambda: backward(value, logits), REPETITIONS)
 
 
-def dense(words: str) -> float:
-    """The dense estimate and its backward at [64, 1, 10], captured."""
+def dense(words: str, *shape: int, scale: float = 1.0, compiled: bool = False) -> Row:
+    """The dense estimate and its backward, captured; first compiled where this is asked for."""
     import torch
 
     import arsm
     from benchmarks.gpu import backward, captured, in_a_row, step
 
-    logits = torch.randn(64, 1, 10, device="cuda", requires_grad=True)
+    # the time depends on the logits: both trees get the same ones
+    torch.manual_seed(0)
+    logits = (scale * torch.randn(shape, device="cuda")).requires_grad_()
     value = step(arsm.estimator(words), "dense")
-    return in_a_row(captured(lambda: backward(value, logits)), REPETITIONS)
+    if compiled:
+        value = torch.compile(value, fullgraph=True, dynamic=False)
+    replay = captured(lambda: backward(value, logits))
+    return lambda: in_a_row(replay, REPETITIONS)
 
 
-def said(words: str) -> float:
-    """The first number of milliseconds in what a row prints."""
-    found = re.search(r"([0-9.]+) ms", words)
-    assert found is not None, words
-    return float(found.group(1))
-
-
-def large_vocabulary(scale: float) -> float:
-    """ARSM at [256, 1, 50257], compiled and captured."""
-    from benchmarks import gpu
-
-    return said(gpu.large_vocabulary(scale))
-
-
-def a_million(scale: float) -> float:
-    """ARSM at [1, 1, 1000000], compiled and captured."""
+def vae_step(replicas: int) -> Row:
+    """A training step of the VAE in bfloat16, compiled and captured."""
     import torch
 
-    from benchmarks import gpu
+    from arsm_experiments.vae import Vae
+    from benchmarks.gpu import in_a_row
+    from benchmarks.vae import make
 
-    # the time depends on the draws: both trees get the same logits
-    torch.manual_seed(0)
-    return said(gpu.a_million("compiled", scale))
-
-
-def vae_step(replicas: int) -> float:
-    """A training step of the VAE in bfloat16."""
-    from benchmarks import gpu_profile
-
-    with Path(os.devnull).open("w") as file:
-        return said(gpu_profile.vae_step(file, replicas))
+    torch.set_float32_matmul_precision("high")
+    options = {"compiled": True, "steps_per_replay": STEPS}
+    trained = make(replace(Vae(), precision="bf16"), replicas, "cuda", 10_000, **options)
+    trained.epoch()
+    graph = trained._graph
+    assert graph is not None
+    return lambda: in_a_row(graph.replay, REPETITIONS) / STEPS
 
 
-ROWS: dict[str, Callable[[], float]] = {
+VOCABULARY = (256, 1, 50_257)
+ROWS: dict[str, Callable[[], Row]] = {
     "[64, 1, 10] leave-one-out by hand, eager": by_hand,
     "[64, 1, 10] ARSM, eager": lambda: eager("arsm"),
     "[64, 1, 10] RLOO, eager": lambda: eager("rloo"),
-    "[64, 1, 10] ARSM, dense, captured": lambda: dense("arsm"),
-    "[64, 1, 10] RLOO, dense, captured": lambda: dense("rloo"),
-    "[256, 1, 50257] ARSM, compiled": lambda: large_vocabulary(1.0),
-    "[256, 1, 50257] ARSM, compiled, scale 4": lambda: large_vocabulary(4.0),
-    "[1, 1, 1000000] ARSM, compiled": lambda: a_million(1.0),
+    "[64, 1, 10] ARSM, dense, captured": lambda: dense("arsm", 64, 1, 10),
+    "[64, 1, 10] RLOO, dense, captured": lambda: dense("rloo", 64, 1, 10),
+    "[256, 1, 50257] ARSM, compiled": lambda: dense("arsm", *VOCABULARY, compiled=True),
+    "[256, 1, 50257] ARSM, compiled, scale 4": lambda: dense(
+        "arsm", *VOCABULARY, scale=4.0, compiled=True
+    ),
+    "[1, 1, 1000000] ARSM, compiled": lambda: dense("arsm", 1, 1, 1_000_000, compiled=True),
     "VAE step, 1 replica": lambda: vae_step(1),
     "VAE step, 15 replicas": lambda: vae_step(15),
 }
@@ -138,12 +134,16 @@ class Tree:
 
 
 def listen() -> None:
-    """Measure the rows that are asked for, one after the other."""
+    """Measure the rows that are asked for, one after the other; each is prepared once."""
     # Python put this file's folder first, where modules shadow the tree's package
     sys.path.pop(0)
+    prepared: dict[str, Row] = {}
     for line in sys.stdin:
+        row = line.strip()
         try:
-            found: float | str = ROWS[line.strip()]()
+            if row not in prepared:
+                prepared[row] = ROWS[row]()
+            found: float | str = prepared[row]()
         except Exception as error:
             found = f"{type(error).__name__}: {error}"[:300]
         print(f"{ANSWER}{json.dumps(found)}", flush=True)
@@ -151,6 +151,7 @@ def listen() -> None:
 
 def compare(folders: dict[str, Path], rows: list[str], rounds: int, out: Path) -> None:
     """Measure all rows in turns; every round is written down at once."""
+    from arsm_experiments.runs.lines import write_one
     from arsm_experiments.runs.provenance import provenance
 
     times: dict[str, dict[str, list[float | str]]] = {
@@ -158,7 +159,7 @@ def compare(folders: dict[str, Path], rows: list[str], rounds: int, out: Path) -
     }
     record = {"provenance": provenance("cuda"), "times": times}
     trees = {name: Tree(folder) for name, folder in folders.items()}
-    # both at once, for the caches: these times are not kept
+    # both at once, to prepare: these times are not kept
     for row in rows:
         for tree in trees.values():
             tree.ask(row)
@@ -170,8 +171,7 @@ def compare(folders: dict[str, Path], rows: list[str], rounds: int, out: Path) -
                 tree.ask(row)
                 times[row][name].append(tree.answer())
                 print(f"{row}, {name}: {times[row][name][-1]}", flush=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=1) + "\n")
+        write_one(out, record)
     for row, by_tree in times.items():
         medians = {name: _median(found) for name, found in by_tree.items()}
         print(f"{row:45}" + "".join(f" {name} {median}" for name, median in medians.items()))

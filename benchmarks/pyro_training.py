@@ -22,7 +22,7 @@ import csv
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,6 +217,10 @@ LOSSES: dict[str, Loss] = {
 
 ONLY_TIMED = ("TraceGraph_ELBO, 1 particle",)
 """Losses that differ little from another one, which is trained."""
+Key = tuple[str, str, int]
+"""Problem, loss and seed of a record."""
+TIMES = ("", -1)
+"""Loss and seed of the record with the times of all losses."""
 
 
 def fitting(problem: Problem) -> dict[str, Loss]:
@@ -290,24 +294,39 @@ def warm_up(name: str) -> None:
 def run(out: Path, problems: list[str]) -> None:
     """Make the runs that are missing, the losses in turn."""
     warm_up(problems[0])
-    where = records.place()
-    done = {(r["problem"], r["loss"], r["seed"]) for r in records.read(out)}
-    for name in problems:
-        if (name, "", -1) not in done:
-            times = {each: round(ms, 3) for each, ms in time_steps(name).items()}
-            records.add(out, {"problem": name, "loss": "", "seed": -1, "ms": times, **where})
-            print(name, times, flush=True)
+    records.make_missing(out, keys(problems), key_of, make, shown)
+
+
+def keys(problems: list[str]) -> Iterator[Key]:
+    """The times of all problems, then the trainings."""
+    yield from ((name, *TIMES) for name in problems)
     for seed in range(SEEDS):
         for name in problems:
-            for loss in fitting(PROBLEMS[name](seed)):
-                if loss in ONLY_TIMED or (name, loss, seed) in done:
-                    continue
-                found = train(name, loss, seed)
-                found["elbo"] = round(found["elbo"], 4)
-                seconds = PROBLEMS[name](seed).seconds
-                key = {"problem": name, "loss": loss, "seed": seed, "seconds": seconds}
-                records.add(out, {**key, **found, **where})
-                print(seed, name, loss, found, flush=True)
+            losses = fitting(PROBLEMS[name](seed))
+            yield from ((name, loss, seed) for loss in losses if loss not in ONLY_TIMED)
+
+
+def key_of(record: records.Record) -> Key:
+    """Problem, loss and seed."""
+    return record["problem"], record["loss"], record["seed"]
+
+
+def make(key: Key) -> records.Record:
+    """The times of a problem's steps, or one training."""
+    name, loss, seed = key
+    record: records.Record = {"problem": name, "loss": loss, "seed": seed}
+    if key[1:] == TIMES:
+        record["ms"] = {each: round(ms, 3) for each, ms in time_steps(name).items()}
+        return record | records.place()
+    found = train(name, loss, seed)
+    found["elbo"] = round(found["elbo"], 4)
+    return record | {"seconds": PROBLEMS[name](seed).seconds} | found | records.place()
+
+
+def shown(record: records.Record) -> str:
+    """What was found, as it is printed."""
+    about = {"problem", "loss", "seed", *records.place()}
+    return str({name: value for name, value in record.items() if name not in about})
 
 
 def report(runs: list[dict[str, Any]], path: Path) -> None:

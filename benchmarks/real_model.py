@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -327,6 +329,8 @@ def updates(
         return {"failed": f"{type(error).__name__}: {error}"[:400]}
     for one in runs:
         print(name, json.dumps(one), flush=True)
+    middle = {each: median(one[each] for one in runs[1:]) for each in runs[0]}
+    print(name, "medians of the later ones", json.dumps(middle), flush=True)
     return {"first": runs[0], "later": runs[1:]}
 
 
@@ -351,6 +355,11 @@ def some_updates(
         one = update(strategy, model, optimiser, prompts, options, bench.cuda, reward)
         after = worked(model)
         runs.append(one | {name: after[name] - before[name] for name in after})
+    if bench.options.profile:
+        with torch.profiler.profile() as profiled:
+            update(strategy, model, optimiser, prompts, options, bench.cuda, reward)
+        for order in ("self_cuda_time_total", "self_cpu_time_total"):
+            print(profiled.key_averages().table(sort_by=order, row_limit=25), flush=True)
     for parameter in bench.module.parameters():
         parameter.grad = None
     return runs
@@ -408,8 +417,20 @@ def write(path: Path, name: str, found: dict[str, Any]) -> None:
     results[name] = found
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(results, indent=1) + "\n")
+    text = json.dumps(rounded(results), indent=0)
+    # one update per line
+    text = re.sub(r"\{[^{}]*\}", lambda found: " ".join(found[0].split()), text)
+    partial.write_text(text + "\n")
     partial.replace(path)
+
+
+def rounded(results: Any) -> Any:
+    """Results with six digits per number: no clock has more."""
+    if isinstance(results, dict):
+        return {name: rounded(each) for name, each in results.items()}
+    if isinstance(results, list):
+        return [rounded(each) for each in results]
+    return float(f"{results:.6g}") if isinstance(results, float) else results
 
 
 def main() -> None:
@@ -435,6 +456,9 @@ def main() -> None:
     )
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[80, 128])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--profile", action="store_true", help="One update more per setting, by kernel and call"
+    )
     parser.add_argument("--tiny", action="store_true", help="Small sizes, for a CPU")
     options = parser.parse_args()
     sizes = {"few": 16, "many": 256, "rows": 1024, "grouped": 64, "questions": 512}

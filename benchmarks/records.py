@@ -1,5 +1,5 @@
-"""Records of the benchmarks' runs: the lines of JSON that the experiments write and read, and the
-tables made from them.
+"""Records of the benchmarks' runs: the JSON that the experiments write and read, and the tables
+made from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from arsm_experiments.runs.lines import Line as Record
-from arsm_experiments.runs.lines import add, read, write
+from arsm_experiments.runs.lines import add, read, read_one, write, write_one
 from arsm_experiments.runs.provenance import provenance
 
 __all__ = [
@@ -24,8 +24,10 @@ __all__ = [
     "make_missing",
     "place",
     "read",
+    "read_one",
     "source",
     "write",
+    "write_one",
     "write_table",
 ]
 
@@ -64,7 +66,7 @@ def make_missing(
         record = make(key)
         add(path, record)
         words = ", ".join(map(str, key))
-        print(f"{words}: {result(record)}, {record['seconds']} s", flush=True)
+        print(f"{words}: {result(record)}", flush=True)
 
 
 def make_in_processes(

@@ -21,7 +21,6 @@ results/router/runs.jsonl.xz, which is not made again:
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections import defaultdict
@@ -270,14 +269,14 @@ def run(
         "commit": where["commit"],
         "ms": step_times(repetitions),
     }
-    (out / "times.json").write_text(json.dumps(times, indent=1) + "\n")
+    records.write_one(out / "times.json", times)
 
 
 def report(folder: Path) -> None:
     """table.csv, and the same on the terminal."""
     path = folder / "runs.jsonl.xz"
     trainings = records.read(path)
-    times = json.loads((folder / "times.json").read_text())
+    times = records.read_one(folder / "times.json")
     records.write(path, trainings)
     lines: list[list[str]] = []
     rows: list[list[object]] = []

@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -422,6 +421,11 @@ def trials(way: str) -> list[Key]:
     return [("top-1", way, rate, b, CHOSEN_ON) for rate in RATES for b in balances]
 
 
+def shown(record: records.Record) -> str:
+    """A training's result, as it is printed."""
+    return f"{test_loss(record):.4f}, {record['seconds']} s"
+
+
 def chosen(done: list[records.Record], way: str) -> tuple[float, float]:
     """Rate and balance of a way's best trial."""
     best = min((r for r in done if key_of(r) in trials(way)), key=test_loss)
@@ -433,7 +437,7 @@ def run(repetitions: int, out: Path) -> None:
     path = out / "transformer.jsonl.xz"
 
     def make(keys: Iterator[Key]) -> None:
-        records.make_missing(path, keys, key_of, training, lambda r: f"{test_loss(r):.4f}")
+        records.make_missing(path, keys, key_of, training, shown)
 
     every = [(setting, way) for setting, ways in SETTINGS.items() for way in ways]
     make(key for way in WAYS for key in trials(way))
@@ -448,7 +452,7 @@ def run(repetitions: int, out: Path) -> None:
         "commit": where["commit"],
         "ms": step_times(repetitions),
     }
-    times.write_text(json.dumps(measured, indent=1) + "\n")
+    records.write_one(times, measured)
 
 
 def step_times(repetitions: int) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 
@@ -36,7 +35,7 @@ def report(folder: Path) -> None:
     records.write(path, trainings)
     groups = grouped(trainings)
     times = folder / "transformer_times.json"
-    _write_csv(folder / "transformer.csv", groups, json.loads(times.read_text()))
+    _write_csv(folder / "transformer.csv", groups, records.read_one(times))
     _draw(folder / "transformer.png", groups)
 
 

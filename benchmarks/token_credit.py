@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import json
 import statistics
 import tempfile
 import time
@@ -215,10 +214,7 @@ def noise() -> None:
             }
             found.append({**one, **measured._asdict()})
             print(found[-1], flush=True)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "noise.json").write_text(
-        json.dumps({"runs": found, "provenance": provenance("cpu")}, indent=1) + "\n"
-    )
+    records.write_one(RESULTS / "noise.json", {"runs": found, "provenance": provenance("cpu")})
 
 
 def trainings() -> Iterator[tuple[str, str, float, int]]:
@@ -231,22 +227,20 @@ def trainings() -> Iterator[tuple[str, str, float, int]]:
 
 def run() -> None:
     """Make all trainings that are not in the file."""
-    path = RESULTS / "runs.jsonl.xz"
-    done = {
-        (each["task"], each["trainer"], each["rate"], each["seed"]) for each in records.read(path)
-    }
-    for task, kind, rate, seed in trainings():
-        if (task, kind, rate, seed) not in done:
-            found = train(task, kind, rate, seed)
-            records.add(path, found)
-            print(
-                {
-                    name: value
-                    for name, value in found.items()
-                    if name not in ("curve", "provenance")
-                },
-                flush=True,
-            )
+    records.make_missing(
+        RESULTS / "runs.jsonl.xz", trainings(), key_of, lambda key: train(*key), shown
+    )
+
+
+def key_of(record: records.Record) -> tuple[str, str, float, int]:
+    """Task, trainer, learning rate and seed of a training."""
+    return record["task"], record["trainer"], record["rate"], record["seed"]
+
+
+def shown(record: records.Record) -> str:
+    """A training's results, as they are printed."""
+    names = ("before", "after", "tokens", "cpu_seconds", "variance_ratio")
+    return ", ".join(f"{name} {record[name]}" for name in names)
 
 
 def reached(curve: list[list[float]], tokens: float) -> float:

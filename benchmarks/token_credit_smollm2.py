@@ -1,6 +1,6 @@
 """TRL's two trainers on SmolLM2-135M: `python -m benchmarks.token_credit_smollm2 MODEL`.
 
-The model of `benchmarks.smollm2` imitates written-out sums until it answers half of them. From
+SmolLM2-135M-Instruct imitates written-out sums until it answers half of them. From
 there `GRPOTrainer` and `arsm.trl.BranchTrainer` train it by the reward 1 for a right last number,
 three seeds each, with the same `GRPOConfig` but for the answers per prompt: BranchTrainer samples
 half as many and spends the rest of the tokens on branches.
@@ -36,6 +36,7 @@ from arsm_experiments.sequences.texts import (
     load_texts,
 )
 from arsm_experiments.sequences.trainer import fine_tune
+from benchmarks import records
 
 HELD_OUT = 2048
 """Questions that no training sees."""
@@ -248,7 +249,7 @@ def several(given: argparse.Namespace) -> None:
             shown = {name: value for name, value in runs[-1].items() if name != "curve"}
             print({**shown, "updates": len(runs[-1]["curve"])}, flush=True)
             given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(json.dumps({**record, "runs": runs}) + "\n")
+            records.write(given.out, [{**record, "runs": runs}])
 
 
 def report(record: dict[str, Any], path: Path) -> None:
@@ -296,7 +297,8 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="Draw the figure of the results")
     given = parser.parse_args()
     if given.report:
-        report(json.loads((RESULTS / "smollm2.json").read_text()), RESULTS / "smollm2.png")
+        (record,) = records.read(RESULTS / "smollm2.json")
+        report(record, RESULTS / "smollm2.png")
     elif given.one:
         one(given)
     elif given.file is None:

@@ -95,6 +95,11 @@ def calibrate(
     return found
 
 
+def device_allocations(cuda: bool) -> int:
+    """How often PyTorch's allocator has asked the device for memory, which takes its time."""
+    return int(torch.cuda.memory_stats()["num_device_alloc"]) if cuda else 0
+
+
 def update(
     strategy: Any,
     model: sequences.Transformers,
@@ -118,6 +123,7 @@ def update(
 
     wait = torch.cuda.synchronize if cuda else lambda: None
     held = 0
+    asked = device_allocations(cuda)
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
@@ -137,7 +143,7 @@ def update(
     wait()
     end = time.perf_counter()
     tokens = int(out.info["generated"])
-    found = {
+    found: dict[str, float] = {
         "tokens": tokens,
         "rollouts": int(out.info["rollouts"]),
         "rewards, seconds": judged,
@@ -150,6 +156,7 @@ def update(
         "mean mismatch": float(out.info["mean_mismatch"]),
     }
     if cuda:
+        found["allocations on the device"] = device_allocations(cuda) - asked
         found["peak above weights, gradients and optimiser, GB"] = (
             torch.cuda.max_memory_allocated() - held
         ) / GB

@@ -217,6 +217,11 @@ def pairs() -> list[tuple[str, str]]:
     return [pair for pair in every if pair != ("bound", VQ)]
 
 
+def shown(record: records.Record) -> str:
+    """A training's result, as it is printed."""
+    return f"{test_loss(record):.2f}, {record['seconds']} s"
+
+
 def chosen(done: list[records.Record], setting: str, way: str) -> float:
     """The rate of a way's best trial."""
     tried = [r for r in done if key_of(r)[:2] == (setting, way) and r["seed"] == CHOSEN_ON]
@@ -228,7 +233,7 @@ def run(out: Path) -> None:
     path = out / "runs.jsonl.xz"
 
     def make(keys: Iterator[Key]) -> None:
-        records.make_missing(path, keys, key_of, training, lambda r: f"{test_loss(r):.2f}")
+        records.make_missing(path, keys, key_of, training, shown)
 
     make((*pair, rate, CHOSEN_ON) for pair in pairs() for rate in RATES)
     rates = {pair: chosen(records.read(path), *pair) for pair in pairs()}

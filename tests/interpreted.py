@@ -251,12 +251,8 @@ def backwards() -> Iterator[None]:
         yield
 
 
-def main() -> None:
-    """Few categories of every kind, a long order, many chunks, crowded buckets, long chunks and
-    parts of the rows.
-    """
-    compare_races()
-    check_exponential()
+def compare_orders() -> None:
+    """A long order, many chunks, crowded buckets, long chunks and parts of the rows."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(20, 2, 16, generator=generator)
     table, same_as = gpu_pairs.pairs(logits, dirichlet(logits, torch.Generator().manual_seed(1)))
@@ -287,6 +283,11 @@ def main() -> None:
         few = logits[:, :15].double()
         for shape, count in (((5, 2, 3), 3), ((6, 1, 5), 3), ((5, 1, 6), 20)):
             compare_samples(few.reshape(shape), count)
+    compare_peaked(generator)
+
+
+def compare_peaked(generator: torch.Generator) -> None:
+    """Orders that are summed in turns."""
     peaked = torch.randn(2, 1_100, generator=generator)
     peaked[:, :2] += 8
     # few chunks of the order, many, and several per program
@@ -300,6 +301,13 @@ def main() -> None:
             backwards(),
         ):
             compare(peaked, dirichlet(peaked, torch.Generator().manual_seed(5)))
+
+
+def main() -> None:
+    """Few categories of every kind, orders of many, whole estimates, tiles and errors."""
+    compare_races()
+    check_exponential()
+    compare_orders()
     for words in (
         "arsm",
         "ars",

@@ -1,10 +1,13 @@
-"""What `python -m benchmarks --record FOLDER` keeps of a benchmark."""
+"""The benchmarks' records, and the list of the benchmarks."""
 
 from pathlib import Path
 
 import pytest
 from benchmarks import records
+from benchmarks.__main__ import BENCHMARKS, COMMANDS
 from benchmarks.measure import Timing, table, write_record
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_a_record_has_the_printed_table_and_every_single_time(tmp_path: Path) -> None:
@@ -35,7 +38,7 @@ def test_only_missing_records_are_made(tmp_path: Path, capsys: pytest.CaptureFix
             (("ours", seed) for seed in seeds),
             lambda record: (record["way"], record["seed"]),
             make,
-            lambda record: f"{record['loss']:.2f}",
+            lambda record: f"{record['loss']:.2f}, {record['seconds']} s",
         )
 
     run(range(2))
@@ -74,3 +77,61 @@ def test_a_table_has_the_columns_of_all_tables(tmp_path: Path) -> None:
     header, written = (tmp_path / "table.csv").read_text().splitlines()
     assert header == "row,metric,mean,std,seeds,paper,seconds,hardware,commit"
     assert written == "ours,accuracy,0.5,,1,,3.0,CPU,abc"
+
+
+JSON_ELSEWHERE = {
+    # what one process tells another, or prints
+    "benchmarks/gpu_against.py",
+    "benchmarks/overhead.py",
+    "benchmarks/small_transformer.py",
+    "benchmarks/token_credit_smollm2.py",
+    "benchmarks/univariate.py",
+    "benchmarks/vae_estimators.py",
+    "experiments/src/arsm_experiments/ecosystem/__main__.py",
+    "experiments/src/arsm_experiments/ecosystem/coverage.py",
+    "experiments/src/arsm_experiments/ecosystem/table.py",
+    "experiments/src/arsm_experiments/sequences/server.py",
+    # data that others wrote, or that is no record
+    "experiments/src/arsm_experiments/data.py",
+    "experiments/src/arsm_experiments/sequences/texts.py",
+    "experiments/src/arsm_experiments/sequences/translate.py",
+    # files inside an archive of runs
+    "experiments/src/arsm_experiments/sequences/language_model.py",
+    "experiments/src/arsm_experiments/sequences/publish.py",
+    "experiments/src/arsm_experiments/sequences/trials.py",
+    # records of their own; these may only become fewer
+    "benchmarks/agents.py",
+    "benchmarks/agents_report.py",
+    "benchmarks/decoding.py",
+    "benchmarks/real_model.py",
+    "benchmarks/rl.py",
+    "benchmarks/update.py",
+}
+
+
+def test_records_are_read_and_written_in_one_room() -> None:
+    rooms = [ROOT / "benchmarks", ROOT / "experiments" / "src"]
+    paths = [path for room in rooms for path in room.rglob("*.py") if path.parent.name != "runs"]
+    users = {path for path in paths if "import json\n" in path.read_text()}
+    assert {path.relative_to(ROOT).as_posix() for path in users} == JSON_ELSEWHERE
+
+
+def test_a_file_with_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "times.json"
+    records.write_one(path, {"ms": {"ours": 1.5}})
+    assert path.read_text() == '{\n "ms": {\n  "ours": 1.5\n }\n}\n'
+    assert records.read_one(path) == {"ms": {"ours": 1.5}}
+    assert [each.name for each in path.parent.iterdir()] == ["times.json"]
+
+
+def test_every_benchmark_is_listed() -> None:
+    commands = {
+        path.stem
+        for path in (ROOT / "benchmarks").glob("*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
+    # a script that `real_model` runs with the source of an earlier commit
+    commands -= {"__main__", "small_transformer"}
+    assert commands <= BENCHMARKS.keys() | COMMANDS.keys()
+    listed = {f"{name}.py" for name in (*BENCHMARKS, *COMMANDS)}
+    assert listed <= {path.name for path in (ROOT / "benchmarks").glob("*.py")}

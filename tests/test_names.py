@@ -21,8 +21,6 @@ TWINS = {
     # the swap and the merge of ARSM, and the operators of `kernels` that they are made of
     "merge",
     "merge_pairs",
-    # checks before a training, of TRL and of sequences
-    "check_options",
     # the values of a sequence, from its end to its beginning: for a batch, and for states of TRL
     "back_up",
 }

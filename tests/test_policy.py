@@ -302,8 +302,13 @@ def test_the_losss_gradient_is_the_gradient() -> None:
     torch.testing.assert_close(found, -policy.gradient(arsm.ARSM(), logits, plan, returns, tried))
 
 
-def test_refusals() -> None:
-    logits, actions = torch.zeros(1, 4, 1, 3), torch.zeros(1, 4, 1, dtype=torch.int64)
+def four_steps() -> tuple[Tensor, Tensor]:
+    """Equal logits of three categories, and actions."""
+    return torch.zeros(1, 4, 1, 3), torch.zeros(1, 4, 1, dtype=torch.int64)
+
+
+def test_estimators_and_budgets_that_cannot_plan_are_refused() -> None:
+    logits, actions = four_steps()
     with pytest.raises(ValueError, match="less than the 2 pseudo actions"):
         policy.plan(arsm.ARSM(), logits, actions, budget=1)
     with pytest.raises(ValueError, match="Exact cannot start from a given sample"):
@@ -321,6 +326,10 @@ def test_refusals() -> None:
         policy.plan(arsm.VIMCO(3), logits, actions)
     with pytest.raises(TypeError, match=r"arsm\.estimator"):
         policy.plan("arsm", logits, actions)  # pyright: ignore[reportArgumentType]
+
+
+def test_logits_and_actions_that_do_not_fit_are_refused() -> None:
+    logits, actions = four_steps()
     for short in (logits[0, 0, 0], logits[0, 0], logits.squeeze(2)):
         with pytest.raises(ValueError, match=r"must be \[B, T, K, C\].*unsqueeze\(-2\)"):
             policy.plan(arsm.ARSM(), short, actions)
@@ -338,6 +347,10 @@ def test_refusals() -> None:
     for estimator in (arsm.ARSM(), arsm.RLOO(), arsm.CARMS(), arsm.DisARM()):
         with pytest.raises(ValueError, match=r"z\[0, 0\] is 0, which has probability 0"):
             policy.plan(estimator, impossible, actions)
+
+
+def test_masks_and_keep_probabilities_that_do_not_fit_are_refused() -> None:
+    logits, actions = four_steps()
     for wrong in (torch.ones(1, 4), torch.ones(4, dtype=torch.bool)):
         with pytest.raises(ValueError, match=r"mask must be bool \[B, T\] = \[1, 4\]"):
             policy.plan(arsm.ARSM(), logits, actions, wrong)
@@ -350,6 +363,10 @@ def test_refusals() -> None:
             policy.plan(arsm.ARSM(), logits, actions, keep=wrong)
     with pytest.raises(ValueError, match=r"keep must be floating \[B, T\] = \[1, 4\]"):
         policy.plan(arsm.ARSM(), logits, actions, keep=torch.ones(4))
+
+
+def test_returns_that_do_not_fit_a_plan_are_refused() -> None:
+    logits, actions = four_steps()
     plan = policy.plan(arsm.ARSM(), logits, actions)
     returns, tried = torch.ones(1, 4), torch.ones(len(plan.step))
     for wrong in (0.9, returns[0], returns[:, :1]):

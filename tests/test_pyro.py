@@ -31,7 +31,8 @@ from pyro.optim import PyroOptim
 import arsm.pyro
 from arsm.pyro import sites
 from arsm.pyro.categories import kl
-from arsm.pyro.other_paths import OtherPaths, Stage
+from arsm.pyro.other_paths import OtherPaths
+from arsm.pyro.stages import Stage
 from arsm.pyro.true_path import TruePath
 from tests.pyro_problems import (
     DATA,

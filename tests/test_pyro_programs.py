@@ -20,7 +20,7 @@ from pyro import distributions as dist
 from pyro.ops.indexing import Vindex
 
 import arsm.pyro
-from arsm.pyro.other_paths import pose_stages
+from arsm.pyro.stages import pose_stages
 from arsm.pyro.true_path import TruePath
 from tests.pyro_problems import bernoulli, categorical, coin, normal
 

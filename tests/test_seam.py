@@ -44,6 +44,7 @@ ALLOWED = {
     ("question.py", "attach_paths", "device.type"),
     ("sequences/cluster.py", "__init__", "device.type"),
     ("sequences/credit.py", "__init__", "device.type"),
+    ("sequences/credit.py", "add", "device.type"),
     ("sequences/driver.py", "_remembered_logits", "device.type"),
     ("sequences/transformers.py", "_distance", "device.type"),
     ("sequences/slots.py", "_play", "device.type"),

@@ -289,3 +289,25 @@ def test_the_same_tokens_are_counted(slots: int) -> None:
     # each goes on from its own sequence
     before = torch.arange(6) < out.branches.step.unsqueeze(-1)
     assert bool((out.branches.tokens == out.tokens[out.branches.row])[before].all())
+
+
+def test_three_branches_per_sequence_need_no_second_round() -> None:
+    model = wrapped(llama)
+    prompts, mask = ragged(32)
+    # one other draw in three states: at most three branches per sequence
+    out = run_estimate(
+        Branch(arsm.RLOO(2)),
+        model,
+        prompts,
+        reward,
+        max_tokens=4,
+        mask=mask,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert out.branches is not None
+    played = int((out.branches.step < 3).sum())
+    assert played > 50
+    (slots,) = DECODERS[model].values()
+    assert isinstance(slots, Slots)
+    assert slots.tally.ahead == played
+    assert slots.tally.starts == 32 + played

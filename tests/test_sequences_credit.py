@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import arsm
 from arsm import sequences
 from arsm.sequences import Branch, Group
+from arsm.sequences.credit import ROUNDED
 from arsm.sequences.draws import inverse
 from arsm.sequences.fit import Fit
 from tests.test_sequences_memory import peak_bytes
@@ -105,18 +107,18 @@ class Passes(sequences.Recompute):
         return super().logits(prompts, tokens, mask)
 
 
-@pytest.mark.parametrize("micro_batch", [2, 3, 1000])
+@pytest.mark.parametrize("micro_batch", [2, 3, 16, 1000])
 @pytest.mark.parametrize(
     "strategy",
     [Branch(arsm.RLOO(2)), Branch(arsm.RLOO(3), keep=0.2), Group(2)],
     ids=["Branch", "keep", "Group"],
 )
 def test_only_what_has_credit_is_computed(strategy: sequences.Strategy, micro_batch: int) -> None:
-    """No pass over sequences without credit, none over the steps after a part's last credit, and
-    as few parts as can be, of equal size.
+    """No pass over sequences without credit but for those that make a part's size round, none over
+    the steps after a part's last credit, and as few parts as can be, of equal size.
     """
     model = Passes(Bigram())
-    prompts = torch.arange(ROWS).unsqueeze(-1) % V
+    prompts = torch.arange(6 * ROWS).unsqueeze(-1) % V
     out = sequences.estimate(
         strategy,
         model,
@@ -141,11 +143,53 @@ def test_only_what_has_credit_is_computed(strategy: sequences.Strategy, micro_ba
     parts = -(-int(have.sum()) // micro_batch)
     sizes = [len(tokens) for tokens in model.read]
     assert len(sizes) == parts
-    assert sum(sizes) == int(have.sum())
     assert max(sizes) - min(sizes) <= 1
-    # the shortest together
-    expected = [int(some.max()) for some in lengths.sort().values.split(sizes)]
+    assert max(sizes) <= micro_batch
+    more = sum(sizes) - int(have.sum())
+    if more:
+        # of other sizes than before hardly any memory could be used again
+        assert {size % ROUNDED for size in sizes} == {0}
+        assert more < ROUNDED * parts
+    else:
+        assert micro_batch < ROUNDED or sum(sizes) % (ROUNDED * parts) == 0
+        assert micro_batch < 1000
+    # the longest together, and first; rows without credit have length 0
+    length = (credited * torch.arange(1, T + 1)).amax(-1).sort(descending=True).values
+    expected = [int(some.max()) for some in length[: sum(sizes)].split(sizes)]
     assert [tokens.shape[1] for tokens in model.read] == expected
+
+
+class Casts(TorchDispatchMode):
+    """Counts the matrices that are made narrower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        options = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and args[0].shape == (V, V):
+            self.count += options.get("dtype") == torch.bfloat16
+        return func(*args, **options)
+
+
+def test_weights_are_cast_once_for_all_micro_batches() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(V, V), nn.Linear(V, V, bias=False))
+    found = []
+    for micro_batch in (1000, 3):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = estimate(
+                Branch(arsm.RLOO(4)), sequences.Recompute(module), micro_batch=micro_batch
+            )
+        with Casts() as casts:
+            found.append(torch.autograd.grad(out.value.sum(), list(module.parameters())))
+        assert casts.count == 1
+    # equal up to the rounding of a sum in bfloat16
+    torch.testing.assert_close(found[1], found[0], rtol=0.02, atol=0.02)
+    assert float(found[0][1].abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(4)), Group(3)], ids=["Branch", "Group"])

@@ -177,13 +177,61 @@ def test_models_that_cannot_be_compiled_are_named() -> None:
 def test_compiled_and_captured_on_a_gpu() -> None:
     module = three_layers().float().cuda()
     prompts, mask = (x.cuda() for x in ragged(40))
-    found = []
-    for compiled in (False, True):
-        model = Transformers(module, compiled=compiled)
+    models = [Transformers(module, compiled=compiled) for compiled in (False, True)]
+    drawn = []
+    for model in models:
         generator = torch.Generator("cuda").manual_seed(0)
-        out = credited(Branch(arsm.RLOO(4)), model, prompts, mask, 16, generator)
-        gradients = torch.autograd.grad(out.value.mean(), list(module.parameters()))
-        found.append((out.tokens, gradients))
+        drawn.append(credited(Branch(arsm.RLOO(4)), model, prompts, mask, 16, generator).tokens)
     # rounding moves a draw now and then
-    assert float((found[0][0] == found[1][0]).double().mean()) > 0.9
-    assert all(bool(each.isfinite().all()) for each in found[1][1])
+    assert float((drawn[0] == drawn[1]).double().mean()) > 0.9
+
+    # given completions: both have the same sequences, and the same credit
+    generator = torch.Generator("cuda").manual_seed(1)
+    given = credited(Group(2), models[0], prompts[::2], mask[::2], 16, generator).tokens
+    expected, found = (credit_of_given(model, prompts, mask, given) for model in models)
+    largest = max(float(each.abs().max()) for each in expected)
+    assert largest > 1e-3
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4 * largest)
+
+
+def credit_of_given(
+    model: Transformers, prompts: Tensor, mask: Tensor, completions: Tensor
+) -> list[Tensor]:
+    """The gradient of a group's credit: nothing is drawn, so that it depends on the model alone."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        out = estimate(
+            Group(2),
+            model,
+            prompts[::2],
+            even,
+            max_tokens=6,
+            eos=EOS,
+            mask=mask[::2],
+            completions=completions,
+            micro_batch=16,
+        )
+        gradients = torch.autograd.grad(out.value.mean(), list(model.model.parameters()))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    return list(gradients)
+
+
+def test_credit_of_given_completions_is_the_same(programs: list[str]) -> None:
+    """The comparison that runs on a GPU, by programs that run as they are."""
+    module = three_layers()
+    prompts, mask = ragged(40)
+    plain, compiled = (Transformers(module, compiled=compiled) for compiled in (False, True))
+    generator = torch.Generator().manual_seed(0)
+    drawn = credited(Group(2), plain, prompts[::2], mask[::2], 16, generator).tokens
+    expected = credit_of_given(plain, prompts, mask, drawn)
+    assert max(float(each.abs().max()) for each in expected) > 1e-3
+    torch.testing.assert_close(credit_of_given(compiled, prompts, mask, drawn), expected)
+    # it can fail: other weights of one matrix give another gradient
+    weight = module.get_parameter("model.layers.1.mlp.down_proj.weight")
+    with torch.no_grad():
+        weight.mul_(1.1)
+    moved = credit_of_given(plain, prompts, mask, drawn)
+    assert not all(torch.allclose(one, other) for one, other in zip(moved, expected, strict=True))

@@ -30,9 +30,9 @@ def main(folder: Path) -> None:
         "licence": "CC BY-SA 3.0, https://creativecommons.org/licenses/by-sa/3.0/",
         "changes": "Images alone, without labels: 60,000 for training, then 10,000 for testing; a "
         f"pixel is on where its grey value exceeds {THRESHOLD}; compressed by the package's "
-        "pixel_coder. sampled.xz: the pixels in which images drawn once, each pixel on with "
-        "probability grey / 255 (numpy's PCG64 with seed 0), differ from these. This "
-        "file, mnist.xz and sampled.xz stay under the licence of the original.",
+        "pixel_coder. sampled.xz: the same images drawn once, each pixel on with probability grey "
+        "/ 255 (numpy's PCG64 with seed 0), as they follow from these. This file, mnist.xz and "
+        "sampled.xz stay under the licence of the original.",
         "sha256": checksums,
     }
     TARGET.mkdir(exist_ok=True)

@@ -36,11 +36,24 @@ import torch
 from torch import Tensor
 
 from arsm.capabilities import require
-from arsm.checks import NotFiniteError, check_logits, check_whole, describe
+from arsm.checks import NotFiniteError, check_logits, describe
 from arsm.draws import SampleNoise
+from arsm.kept_steps import check_room, step_weights, walk
 from arsm.options import suggests
 from arsm.question import Others, Question, attach, pose
 from arsm.types import Estimator
+
+__all__ = [
+    "PlayedSteps",
+    "Rollouts",
+    "gradient",
+    "loss",
+    "plan",
+    "plan_draws",
+    "step_weights",
+    "walk",
+    "weights",
+]
 
 PARTS = 16
 """The logits are planned in about this many parts, which limits the estimator's memory."""
@@ -174,7 +187,7 @@ def plan_draws(
             f"draws must be [B, T, {estimator.paths}] for {estimator}, but are {list(draws.shape)}."
         )
     if budget is not None:
-        _check_least_budget(budget, estimator.paths - 1)
+        check_room(budget, estimator.paths - 1)
     played = _played(draws, mask)
     given = draws.flatten(0, 1)[played].unsqueeze(-1)  # [S, n, 1]
     # the draws are the noise, and the queries are the draws: the logits are never read
@@ -233,29 +246,6 @@ def _choose(
     )
 
 
-def step_weights(
-    counts: Tensor,
-    played: Tensor,
-    shape: torch.Size,
-    budget: int | None,
-    keep: Tensor | None,
-    generator: torch.Generator | None,
-    *,
-    weighted: bool = True,
-) -> Tensor:
-    """w_t [S] from the numbers of pseudo actions [S] of the played steps [S] of [B, T]; 0
-    for the steps that a budget or keep-probabilities leave out.
-    """
-    if budget is not None and keep is not None:
-        raise ValueError("Give a budget or keep-probabilities, not both.")
-    if keep is not None:
-        return _tossed(counts, _check_keep(keep, shape).flatten()[played], generator)
-    # a random order, so that which steps fit does not depend on where they are
-    pending = counts.nonzero().squeeze(-1)
-    order = pending[torch.randperm(pending.shape[0], generator=generator, device=played.device)]
-    return walk(counts, order, budget, weighted=weighted)
-
-
 def _split(estimator: Estimator, played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
     """The played steps [S] in parts, twice as many where a step can have as many
     queries as categories.
@@ -286,35 +276,12 @@ def _pose(
     question = pose(estimator, logits, z=true, noise=noise)
     others = question.others()
     if budget is not None:
-        _check_budget(estimator, logits, budget)
+        check_room(budget, estimator.most_queries(logits) - 1)
     queries = question.queries
     # queries that are larger than the logits are asked for again instead of kept
     if queries.points.numel() > logits.numel():
         return PlayedSteps(step, lambda: pose(estimator, every[step], noise=noise)), others
     return PlayedSteps(step, lambda: Question(estimator, every[step], queries)), others
-
-
-def walk(counts: Tensor, order: Tensor, budget: int | None, *, weighted: bool = True) -> Tensor:
-    """w_t [S] from the steps' numbers of pseudo actions |S_t| [S] and the order [M] of
-    those that have any.
-
-    A step without pseudo actions needs no rollout and keeps its weight of 1.
-    """
-    kept = order
-    if budget is not None:
-        # the sums never fall, so this stops at the first step that does not fit
-        kept = order[counts[order].cumsum(0) <= budget]
-    scale = order.shape[0] / max(kept.shape[0], 1) if weighted else 1.0
-    weight = (counts == 0).double()
-    return weight.index_fill(0, kept, scale)
-
-
-def _tossed(counts: Tensor, keep: Tensor, generator: torch.Generator | None) -> Tensor:
-    """w_t [S]: 1/rho_t for the steps that a coin keeps; steps without pseudo actions need none."""
-    coin = torch.empty(keep.shape, dtype=torch.float64, device=keep.device)
-    coin = coin.uniform_(generator=generator)
-    weight = torch.where(coin < keep, 1 / keep, 0.0)
-    return torch.where(counts == 0, 1.0, weight)
 
 
 @suggests("arsm.policy.gradient")
@@ -470,30 +437,6 @@ def _played(steps: Tensor, mask: Tensor | None) -> Tensor:
     if not played.shape[0]:
         raise ValueError("mask is False everywhere, but at least one step must have been played.")
     return played
-
-
-def _check_keep(keep: Tensor, shape: torch.Size) -> Tensor:
-    if not isinstance(keep, Tensor) or not keep.is_floating_point() or keep.shape != shape:
-        raise ValueError(f"keep must be floating [B, T] = {list(shape)}, but is {describe(keep)}.")
-    if not bool(((keep > 0) & (keep <= 1)).all()):
-        raise ValueError(
-            "keep must lie in (0, 1]; a step that is never kept would bias the gradient."
-        )
-    return keep.detach().double()
-
-
-def _check_budget(estimator: Estimator, logits: Tensor, budget: int) -> None:
-    _check_least_budget(budget, estimator.most_queries(logits) - 1)
-
-
-def _check_least_budget(budget: int, largest: int) -> None:
-    """Require room for the pseudo actions of any one step."""
-    check_whole("budget", budget)
-    if budget < largest:
-        raise ValueError(
-            f"A budget of {budget} rollouts is less than the {largest} pseudo actions that one "
-            f"step can have, and would bias the gradient; allow at least {largest}."
-        )
 
 
 def _check_returns(

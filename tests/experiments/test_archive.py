@@ -66,6 +66,36 @@ def test_archived_numbers_that_are_only_drawn_have_three_digits(tmp_path: Path) 
     assert (record.metrics[0]["entropy"], record.metrics[0]["reward"]) == (0.667, 0.66666667)
 
 
+def test_numbers_between_the_first_and_the_last_line_are_only_drawn(tmp_path: Path) -> None:
+    with open_run(tmp_path / "runs", "trial", "one", {}) as run:
+        for step in range(3):
+            run.log(step, {"reward": 2 / 3}, seed=0)
+    Archive(tmp_path / "runs", tmp_path / "kept").run(QUIET)
+    (record,) = read_runs(tmp_path / "kept")
+    assert [line["reward"] for line in record.metrics] == [0.66666667, 0.6667, 0.66666667]
+
+
+def trained(root: Path, epochs: int) -> None:
+    """A training of eight epochs, of which so many are done; the third and the fifth were best."""
+    config = {"epochs": 8, "measure_every": 1}
+    with open_run(root, "trial", "one", config) as run:
+        for epoch in range(1, epochs + 1):
+            for seed, best in ((0, 3), (1, 5)):
+                run.log(epoch, {"epoch": epoch, "validation": abs(epoch - best)}, seed)
+
+
+def test_of_a_finished_training_every_other_measurement_is_kept(tmp_path: Path) -> None:
+    """With each seed's first, best and last one; of an unfinished training all are."""
+    trained(tmp_path / "runs", 8)
+    Archive(tmp_path / "runs", tmp_path / "kept").run(QUIET)
+    (record,) = read_runs(tmp_path / "kept")
+    steps = {seed: list(line) for seed, line in record.by_seed("validation").items()}
+    assert steps == {0: [1, 2, 3, 4, 6, 8], 1: [1, 2, 4, 5, 6, 8]}
+    trained(tmp_path / "cut", 7)
+    Archive(tmp_path / "cut", tmp_path / "all").run(QUIET)
+    assert len(read_runs(tmp_path / "all")[0].metrics) == 14
+
+
 def test_metrics_by_column_are_the_same_lines() -> None:
     """Some lines have more metrics than others, and some values are not finite."""
     lines = (

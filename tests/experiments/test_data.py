@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from arsm_experiments import data
+from arsm_experiments import data, pixel_coder
 from arsm_experiments.data import (
     Mnist,
     draw,
@@ -92,7 +92,7 @@ def test_predictable_pixels_take_less_room_than_their_bits() -> None:
     start = np.random.default_rng(3).integers(4, 20, (200, 1, 1))
     row, column = np.indices((28, 28))
     on = ((column - row // 2 >= start - 6) & (column - row // 2 < start - 3)).astype(np.uint8)
-    table = 4_000  # LZMA's own, and the patterns'
+    table = 4_000  # the votes'
     assert len(pack_images(on.reshape(200, 784))) < 200 * 784 / 8 / 8 + table
 
 
@@ -154,7 +154,7 @@ def test_sampled_pixels_are_read_from_the_originals(
 
 
 def test_packing_keeps_every_drawn_pixel(grey: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "BLOCK", 7)  # several blocks, the last one smaller
+    monkeypatch.setattr(pixel_coder, "LANES", 7)  # several lots of images, the last one smaller
     packed = pack_sampled(grey)
     recorded = {"sha256": {"sampled.xz": hashlib.sha256(packed).hexdigest()}}
     images = (grey > 127).astype(np.uint8)

@@ -21,11 +21,12 @@ from arsm_experiments.report.pages import trl as trl_page
 from arsm_experiments.report.pages.tables import Tables
 from arsm_experiments.runs.archive import read_archive
 from arsm_experiments.runs.reader import read_header, read_run
-from arsm_experiments.sequences import language_model, noise, texts
-from arsm_experiments.sequences.language_model import Noise, Trained
+from arsm_experiments.sequences import language_model, levels, noise, texts
+from arsm_experiments.sequences import language_model_rules as rules
+from arsm_experiments.sequences.language_model_rules import Noise, Trained
 from arsm_experiments.sequences.levels import level_path, reach
 from arsm_experiments.sequences.pretrained import load_pretrained
-from arsm_experiments.sequences.texts import Written, load_texts
+from arsm_experiments.sequences.texts import Texts, Written, load_texts
 from arsm_experiments.sequences.trainer import Trainer, weights
 from arsm_experiments.sequences.trials import EXPERIMENT, Job, Plan, Worker, chosen_rate, open_jobs
 from tests.experiments.tiny_llama import save_tiny_llama
@@ -72,10 +73,7 @@ def test_levels_are_reached_once(folder: Path, tmp_path: Path) -> None:
             device="cpu",
             precision=None,
             seconds=60,
-            rate=1e-2,
-            batch=8,
-            every=4,
-            measured=8,
+            size=levels.FineTuning(rate=1e-2, batch=8, every=4, measured=8),
         )
 
     records = go()
@@ -107,6 +105,29 @@ def test_every_method_has_a_line_per_round(folder: Path, tmp_path: Path) -> None
     assert all(line["variance"] > 0 and line["tokens"] > 0 for line in lines)
     noise.measure(TASK, "0.1", pretrained.module, found, tmp_path, how)
     assert language_model.parse_lines(path.read_bytes()) == lines, "nothing is measured twice"
+
+
+def test_fresh_questions_differ_from_estimate_to_estimate(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrained = load_pretrained(str(folder))
+    found = load_texts(pretrained.tokenizer, TASK, tmp_path)
+    names = ["group 2", "group 2, fresh"]
+    how = noise.Measuring("cpu", None, 200.0, names, prompts=3, repeats=4, rounds=1)
+    asked: list[list[int]] = []
+    real = Texts.ask
+
+    def ask(self: Texts, rows: torch.Tensor, device: torch.device | str = "cpu") -> Any:
+        asked.append(rows.tolist())
+        return real(self, rows, device)
+
+    monkeypatch.setattr(Texts, "ask", ask)
+    noise.measure(TASK, "0.3", pretrained.module, found, tmp_path, how)
+    lines = [json.loads(line) for line in (tmp_path / f"noise-{TASK}-0.3.jsonl").open()]
+    assert [line["method"] for line in lines] == names
+    # the accuracy's questions, those that stay fixed, then others for every estimate
+    assert len(asked) == 2 + how.repeats
+    assert len({tuple(rows) for rows in asked[2:]}) > 1
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +186,25 @@ def test_a_run_that_is_cut_goes_on_as_if_it_was_not(
         }
 
 
+def test_a_run_that_fails_holds_nobody_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Worker.train
+
+    def train(worker: Worker, job: Job, micro_batch: int) -> None:
+        if job.rate == RATES[1]:
+            raise FloatingPointError("The gradient is not finite.")
+        real(worker, job, micro_batch)
+
+    monkeypatch.setattr(Worker, "train", train)
+    worker(folder, tmp_path).work(METHODS[:1], RATES, SEEDS)
+    assert open_jobs(PLAN, tmp_path, METHODS[:1], RATES, SEEDS) == ([], False)
+    failed = tmp_path / EXPERIMENT / Job(METHODS[0], RATES[1], 0).name(PLAN)
+    assert "not finite" in (failed / "failure.txt").read_text()
+    fresh = tmp_path / EXPERIMENT / Job(METHODS[0], RATES[0], SEEDS[0]).name(PLAN)
+    assert (fresh / "scores.json").exists()
+
+
 def test_two_workers_never_share_a_job(folder: Path, tmp_path: Path) -> None:
     job = Job(METHODS[0], RATES[0], 0)
     from arsm_experiments.sequences.trials import claimed
@@ -191,15 +231,25 @@ COSTS |= {"branch 32": 10.0}
 
 
 def test_the_noise_chooses_sizes_and_ratios_have_intervals() -> None:
-    rows = language_model.read_noise(lines_of(COSTS))
-    assert language_model.choose(rows)[:2] == ["branch:rloo:samples=32", "group:16"]
+    rows = rules.read_noise(lines_of(COSTS))
+    chosen = ["branch:rloo:samples=32", "4*branch:rloo:samples=32", "group:16"]
+    assert rules.choose(rows)[:3] == chosen
+    afresh = rules.read_noise(lines_of(COSTS | {"branch 2, fresh": 3.0, "group 4, fresh": 5.0}))
+    chosen = ["branch:rloo:samples=2", "4*branch:rloo:samples=2", "group:4"]
+    assert rules.choose(afresh)[:3] == chosen
     by_name = {row.method: row for row in rows}
-    assert language_model.best_rival(rows).method == "group 16"
-    value, error = language_model.ratio(by_name["branch 8"], by_name["group 16"])
+    best = rules.best_rival(rows)
+    assert best is not None
+    assert best.method == "group 16"
+    assert rules.best_rival(rows, fresh=True) is None
+    best = rules.best_rival(afresh, fresh=True)
+    assert best is not None
+    assert best.method == "group 4, fresh"
+    value, error = rules.ratio(by_name["branch 8"], by_name["group 16"])
     assert value == pytest.approx(0.25)
     # each cost has an error of a tenth, over two rounds
     assert error == pytest.approx(0.25 * 0.1)
-    assert language_model.ratio(by_name["group 16"], by_name["group 16"]) == (1, 0)
+    assert rules.ratio(by_name["group 16"], by_name["group 16"]) == (1, 0)
     assert isinstance(rows[0], Noise)
 
 
@@ -214,33 +264,24 @@ def trained(method: str, seed: int, scores: list[float], finals: list[float]) ->
 def test_only_seeds_that_all_have_are_reported_and_differences_are_paired() -> None:
     ours = [trained("branch", seed, [1, 1, 0, 1] * 50, [0.2, 0.75]) for seed in (1, 2)]
     theirs = [trained("group", 1, [1, 0, 0, 1] * 50, [0.2, 0.5])]
-    found = language_model.reported([*ours, *theirs, trained("group", 0, [], [0.9])])
+    found = rules.reported([*ours, *theirs, trained("group", 0, [], [0.9])])
     assert [run.seed for run in found["branch"]] == [1]
-    gap, low, high = language_model.paired(found["branch"], found["group"])
+    gap, low, high = rules.paired(found["branch"], found["group"])
     assert gap == pytest.approx(0.25)
     assert 0.15 < low < 0.25 < high < 0.35
-    curve = language_model.mean_curve(found["branch"])
-    assert language_model.crossing(curve, 0.475) == (pytest.approx(50), pytest.approx(0.5))
-    assert language_model.crossing(curve, 0.8) is None
+    curve = rules.mean_curve(found["branch"])
+    assert rules.crossing(curve, 0.475) == (pytest.approx(50), pytest.approx(0.5))
+    assert rules.crossing(curve, 0.8) is None
 
 
 def test_no_method_is_reported_before_every_one_has_finished_a_seed() -> None:
     fresh = trained("branch", 1, [1, 0], [0.2, 0.5])
     trials = [trained(name, 0, [1, 0], [0.2, 0.5]) for name in ("branch", "raft")]
-    assert not any(language_model.reported([fresh, *trials]).values())
+    assert not any(rules.reported([fresh, *trials]).values())
     cut = trained("raft", 1, [], [0.2, 0.4])
-    assert not any(language_model.reported([fresh, *trials, cut]).values())
+    assert not any(rules.reported([fresh, *trials, cut]).values())
     whole = trained("raft", 1, [0, 0], [0.2, 0.4])
-    assert all(language_model.reported([fresh, *trials, whole]).values())
-
-
-def test_the_slowest_method_is_compared_if_it_has_all_seeds_and_holds_nobody_up() -> None:
-    finished = [trained(name, seed, [1], [0.5]) for name in ("branch", "group") for seed in (1, 2)]
-    slow = [trained("ppo", seed, [1], [0.5]) for seed in (0, 1)]
-    found = language_model.reported([*finished, *slow])
-    assert {name: len(own) for name, own in found.items()} == {"branch": 2, "group": 2}
-    found = language_model.reported([*finished, *slow, trained("ppo", 2, [1], [0.5])])
-    assert {name: len(own) for name, own in found.items()} == {"branch": 2, "group": 2, "ppo": 2}
+    assert all(rules.reported([fresh, *trials, whole]).values())
 
 
 def test_trials_alone_are_drawn_and_not_compared(root: Path, tmp_path: Path) -> None:
@@ -259,6 +300,19 @@ def test_trials_alone_are_drawn_and_not_compared(root: Path, tmp_path: Path) -> 
     assert sum(row["row"].endswith("trial, cut") for row in rows) == 1
     assert (results / "trials.png").exists()
     assert not (results / "training.png").exists()
+
+
+def test_trials_of_the_archive_need_not_run_again(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "records.tar.xz"
+    language_model.pack(path, None, None, root)
+    language_model.unpack(path, tmp_path / "runs")
+    folders = {each.name for each in (tmp_path / "runs" / EXPERIMENT).iterdir()}
+    assert folders == {Job(m, rate, 0).name(PLAN) for m in METHODS for rate in RATES}
+    jobs, later = open_jobs(PLAN, tmp_path / "runs", METHODS, RATES, SEEDS)
+    assert not later
+    own = [read_run(root / EXPERIMENT / Job(METHODS[0], rate, 0).name(PLAN)) for rate in RATES]
+    assert jobs[0] == Job(METHODS[0], chosen_rate(own), SEEDS[0])
+    assert len(jobs) == len(METHODS) * len(SEEDS)
 
 
 def test_a_level_without_a_comparison_is_not_packed(tmp_path: Path) -> None:
@@ -302,7 +356,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(folder: Path, tmp_path: Pat
 
 
 def test_the_default_number_of_draws_is_the_measured_one() -> None:
-    means = page.mean_ratios(Tables(Path(__file__).parents[2] / "results"))
+    means = page.at_fresh(Tables(Path(__file__).parents[2] / "results"))
     estimator = Branch().estimator
     assert isinstance(estimator, RLOO)
     assert means[estimator.samples] == min(means.values())
@@ -328,14 +382,16 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
     assert "| branch 32 | 0.12 ± " in words
     tables = Tables(tmp_path)
     assert [level.task for level in page.measured(tables)] == ["chain"] * 2
-    assert page.noise(tables).splitlines()[0].count("chain") == 2
+    assert page.best_fixed(tables).count("(32 draws)") == 2
     made = page.training(tables)
     rates = {
         chosen_rate([read_run(root / EXPERIMENT / Job(m, r, 0).name(PLAN)) for r in RATES])
         for m in METHODS[:1]
     }
-    assert f"| branch | {rates.pop():g} | " in made
-    assert "**Digits, 1 seed: `branch` ends at " in made
+    rows = page.results(tables)[TASK]
+    assert {row.rate for row in rows if row.method == "branch"} == {f"{rate:g}" for rate in rates}
+    assert "| digits | 0." in made
+    assert "**Digits, 1 seed.** Less " in made
     assert "training.png" in made
     rows = list(csv.DictReader((results / "table.csv").read_text().splitlines()))
     assert sum("trial" in row["row"] for row in rows) == len(METHODS) * len(RATES)
@@ -366,9 +422,10 @@ def test_findings_say_what_was_met(tmp_path: Path) -> None:
         writer.writerows(rows)
     made = page.training(Tables(tmp_path))
     # the rival ends at 0.5, which branching has after half of the rival's tokens and seconds
-    assert "the best rival, ppo, at 0.500; difference +0.333" in made
-    assert "0.50 of the tokens (aim 0.33, missed)" in made
-    assert "0.50 of the seconds (aim 0.50, met)" in made
+    assert "| countdown | 0.600±0.000 | 0.500±0.000 |" in made
+    assert "**Countdown, 2 seeds.** Less ppo, the best rival: `branch` +0.333 (" in made
+    assert "level after 0.50 of its tokens and 0.50 of its seconds" in made
+    assert "When `branch` ends, after 2 s, ppo is at 0.500" in made
 
 
 def test_a_run_that_needs_too_much_memory_gets_smaller_micro_batches(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from arsm_experiments.runs.writer import open_run
 from arsm_experiments.sequences import noise
-from arsm_experiments.sequences.protocol import AGAIN, LONG, TINY, Campaign
-from arsm_experiments.sequences.trials import EXPERIMENT, METHODS, RATES, TRIAL, Job, trials
+from arsm_experiments.sequences.protocol import AGAIN, COSTLY, LONG, SIZES, TINY, Campaign
+from arsm_experiments.sequences.trials import METHODS
 from tests.experiments.tiny_llama import save_tiny_llama
 
 pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
@@ -22,12 +22,13 @@ class Dry(Campaign):
 
     def _launch(self, name: str, module: str, words: list[str]) -> None:
         if name not in self.done and name not in self.running:
-            self.running[name] = (module, words)  # pyright: ignore[reportArgumentType]
+            self.running[name] = words  # pyright: ignore[reportArgumentType]
 
     def end(self, *names: str) -> None:
         for name in names:
             del self.running[name]
             self.done.add(name)
+        self._follow()
 
 
 @pytest.fixture
@@ -37,6 +38,7 @@ def dry(tmp_path: Path) -> Dry:
     campaign = Dry(**where, **options, scale=TINY)  # pyright: ignore[reportArgumentType]
     campaign.starts.mkdir()
     campaign._begin()
+    campaign._follow()
     return campaign
 
 
@@ -44,59 +46,70 @@ def reach(campaign: Dry, name: str) -> None:
     (campaign.starts / f"{name}.safetensors").touch()
 
 
-def finish(campaign: Dry, job: Job) -> None:
-    plan = campaign._plan("countdown")
-    with open_run(campaign.runs, EXPERIMENT, job.name(plan), job.config(plan)) as run:
-        run.log(0, {"accuracy": 0.5}, job.seed)
+LEVELS = {"levels-countdown", "levels-chain", "levels-translate"}
 
 
-def test_nothing_but_the_first_task_and_chain_begins_before_there_are_weights(dry: Dry) -> None:
-    first = {"levels-countdown", "levels-chain", "countdown-0", "countdown-1"}
-    assert set(dry.running) == first | {f"countdown-ppo-{n}" for n in range(len(RATES))}
-    dry._follow()
-    assert len(dry.running) == len(first) + len(RATES)
+def test_nothing_but_fine_tuning_begins_before_there_are_weights(dry: Dry) -> None:
+    assert set(dry.running) == LEVELS
 
 
-def test_noise_and_further_tasks_follow_their_weights(dry: Dry) -> None:
+def test_training_begins_with_its_weights_and_the_costly_methods_come_first(dry: Dry) -> None:
     reach(dry, "countdown-0.3")
+    dry.end("levels-countdown")
+    lanes = {"countdown-0", "countdown-1"}
+    assert set(dry.running) == (LEVELS | lanes) - {"levels-countdown"}, "sizes come before noise"
+    words: list[str] = dry.running["countdown-0"]  # pyright: ignore[reportAssignmentType]
+    methods = words[words.index("--methods") + 1 :]
+    assert methods[: len(COSTLY)] == [METHODS[name] for name in COSTLY]
+    assert sorted(methods) == sorted(METHODS.values())
+
+
+def test_noise_is_measured_one_by_one(dry: Dry) -> None:
+    for name in ("countdown-0.3", "chain-0.3", "chain-0.8", "translate-0.3"):
+        reach(dry, name)
     dry._follow()
-    assert {"levels-translate", "noise-countdown-0.3b"} <= set(dry.running)
-    assert "noise-chain-0.3b" not in dry.running
-    reach(dry, "chain-0.3")
-    reach(dry, "chain-0.8")
-    dry._follow()
-    assert "noise-chain-0.8b" in dry.running
-    assert "noise-chain-0.3b" not in dry.running, "one process at a time"
-    dry.end("levels-chain", "noise-chain-0.8b")
-    dry._follow()
-    assert "noise-chain-0.3b" in dry.running
-    assert not {"levels-long", "countdown-2"} & set(dry.running), "value heads hold the memory"
-    dry.end("noise-countdown-0.3b", *(f"countdown-ppo-{n}" for n in range(len(RATES))))
-    dry._follow()
-    assert {"levels-long", "countdown-2", "countdown-3", "countdown-4"} <= set(dry.running)
-    dry.end("levels-long")
+    order = ["noise-translate-0.3", "noise-countdown-0.3b", "noise-chain-0.8b"]
+    for name in order:
+        assert [each for each in dry.running if each.startswith("noise")] == [name]
+        dry.end(name)
+    assert "noise-long-0.1" not in dry.running
+    dry.end(*LEVELS)
+    words: list[str] = dry.running["levels-long"]  # pyright: ignore[reportAssignmentType]
+    assert words[words.index("--start") + 1].endswith("chain-0.8.safetensors")
     reach(dry, "long-0.1")
-    dry._follow()
+    dry.end("levels-long")
     assert "noise-long-0.1" in dry.running
-    assert (dry.out / "second" / "long-0.1.safetensors").resolve().parent.name == "starts"
+    assert (dry.out / "measured" / "long-0.1.safetensors").resolve().parent.name == "starts"
 
 
-def test_translation_waits_for_the_trials_and_for_idle_workers(dry: Dry) -> None:
-    reach(dry, "countdown-0.3")
+def test_a_lane_takes_the_next_task_when_its_sizes_are_known(dry: Dry) -> None:
+    for name in ("countdown-0.3", "chain-0.3", "translate-0.3"):
+        reach(dry, name)
     dry._follow()
-    dry.end("levels-translate", "countdown-0")
-    dry._follow()
-    assert "translate-0" not in dry.running, "trials on countdown are open"
-    for job in trials(tuple(METHODS.values()), RATES):
-        assert job.seed == TRIAL
-        finish(dry, job)
-    dry._follow()
-    assert "translate-0" in dry.running
-    assert "translate-1" not in dry.running, "its worker is busy"
+    dry.end("countdown-0")
+    assert not {"translate-0", "chain-0"} & set(dry.running)
+    folder = dry.out / "noise"
+    folder.mkdir()
+    costs = {"group 2, fresh": 5, "group 8, fresh": 9, "branch 4, fresh": 2, "branch 8, fresh": 3}
+    with (folder / "noise-translate-0.3.jsonl").open("w") as file:
+        for method, cost in costs.items():
+            file.write(json.dumps({"method": method, "variance": cost, **MEASURED}) + "\n")
+    dry.end("noise-translate-0.3")
+    assert {"translate-0", "countdown-1"} <= set(dry.running)
+    assert "translate-1" not in dry.running, "its lane is busy"
+    words: list[str] = dry.running["translate-0"]  # pyright: ignore[reportAssignmentType]
+    assert {"branch:rloo:samples=4", "4*branch:rloo:samples=4", "group:2"} <= set(words)
+    dry.end("translate-0")
+    assert "chain-0" in dry.running
+
+
+MEASURED = {"variance_error": 0.1, "tokens": 10.0, "tokens_error": 0.0, "repeats": 5, "round": 0}
+MEASURED |= {"unbiased": True, "seconds": 1.0, "memory": None, "accuracy": 0.3}
 
 
 def test_methods_of_the_noise_exist() -> None:
-    assert set(AGAIN) <= set(noise.METHODS)
+    plain = {name.removesuffix(noise.FRESH) for name in (*AGAIN, *SIZES)}
+    assert plain <= set(noise.METHODS)
     assert set(LONG) <= set(noise.LONG_METHODS)
 
 
@@ -115,5 +128,5 @@ def test_all_processes_end_with_the_time(tmp_path: Path) -> None:
     begun = time.monotonic()
     campaign.run()
     assert time.monotonic() - begun < 60
-    assert len(campaign.running) == 2 + len(RATES) + 1
+    assert set(campaign.running) == LEVELS
     assert all(process.poll() is not None for process in campaign.running.values())

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 import arsm
+from arsm_experiments import toy
 from arsm_experiments.runs.reader import Record, load_checkpoint, read_run
 from arsm_experiments.toy import EVERY_UPDATE, Problem, Toy, ascend, folder_name, scaled_step
 
@@ -104,6 +105,15 @@ def test_everything_is_traced_at_the_start_at_intervals_and_at_the_end(tmp_path:
         "pseudo_action_share",
         "evaluations",
     } <= record.metrics[0].keys()
+
+
+def test_only_small_problems_trace_their_first_and_last_category(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy, "ENDS_DRAWN", 2)
+    record = play(tmp_path)
+    assert not record.series("gradient_first")[0]
+    assert record.series("probability_last")[0]
 
 
 def test_seeds_have_noise_of_their_own(tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ from arsm_experiments.runs.archive import (
     SUFFIX,
     Files,
     for_archive,
+    in_tables,
     read_archive,
     read_folder,
     shortened,
+    thinned,
     write_archive,
 )
 from arsm_experiments.runs.files import RunError, make_folder
-from arsm_experiments.runs.reader import make_record
+from arsm_experiments.runs.reader import Record, make_record
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Archive:
     """Add the run folders under ROOT to INTO/<experiment>.tar.xz, without their checkpoints; the
     folders stay.
 
-    The same runs always make the same archive, byte for byte; numbers are cut to the digits that
-    tables and figures need.
+    The same runs always make the same archive, byte for byte; numbers are cut to the digits, and
+    finished trainings to the measurements, that tables and figures need.
     """
 
     root: Path = Path("runs")
@@ -52,7 +54,7 @@ class Archive:
             files = for_archive(read_folder(path.parent))
             record = make_record(path.parent, files)
             found.setdefault(record.experiment, {})[record.name] = files | {
-                "metrics.jsonl": shortened(record.metrics)
+                "metrics.jsonl": kept_metrics(record)
             }
         if not found:
             raise RunError(
@@ -80,3 +82,16 @@ class Archive:
                 "in their place."
             )
         return before | runs
+
+
+def kept_metrics(record: Record) -> bytes:
+    """Every other measurement of a finished training, and all of other runs."""
+    metrics = record.metrics
+    epochs = record.config.get("epochs")
+    if epochs is None:
+        return shortened(metrics, in_tables(metrics))
+    if not all(epochs in own.values() for own in record.by_seed("epoch").values()):
+        # its best line in a table depends on how far other seeds have come
+        return shortened(metrics, set(range(len(metrics))))
+    metrics = thinned(metrics, in_tables(metrics), every=2 * record.config["measure_every"])
+    return shortened(metrics, in_tables(metrics))

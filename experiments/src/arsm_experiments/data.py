@@ -1,9 +1,9 @@
 """MNIST, binarized and packed inside the package, or read from its original files.
 
 `mnist/mnist.xz` holds the 60,000 training and 10,000 test images, a pixel on where its grey value
-exceeds 127, compressed by `pixel_coder`. `mnist/sampled.xz` holds the pixels that differ when each
-one is drawn once with its grey value as the probability (`draw`). `mnist/mnist.json` beside them
-names their source, their licence and the checksums of all files.
+exceeds 127, compressed by `pixel_coder`. `mnist/sampled.xz` holds the same images with each pixel
+drawn once, its grey value the probability (`draw`), as they follow from the thresholded ones.
+`mnist/mnist.json` beside them names their source, their licence and the checksums of all files.
 `experiments/scripts/pack_mnist.py` makes all.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import lzma
 import zlib
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arsm_experiments.pixel_coder import FILTERS, pack_images, unpack_images
+from arsm_experiments.pixel_coder import pack_images, unpack_images
 
 PIXELS = 28 * 28
 THRESHOLD = 127
@@ -100,35 +99,11 @@ def unpack(packed: bytes, facts: dict[str, Any]) -> NDArray[np.uint8]:
     return unpack_images(packed)
 
 
-BLOCK = 10_000
-"""Images whose pixels are sorted together: more would save little and take much memory."""
-
-
-def by_neighbourhood(images: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The order of all pixels of images [N, 784] of 0 and 1 by the pattern of the 3 x 3 pixels
-    around them, [N * 784].
-
-    Grey pixels lie at the edges of strokes, so that the pattern tells how likely a drawn pixel
-    differs from the thresholded one: in this order equally likely ones are neighbours.
-    """
-    padded = np.pad(images.reshape(-1, 28, 28), ((0, 0), (1, 1), (1, 1))).astype(np.uint16)
-    pattern = np.zeros((len(images), 28, 28), np.uint16)
-    for row in range(3):
-        for column in range(3):
-            pattern = 2 * pattern + padded[:, row : row + 28, column : column + 28]
-    return np.argsort(pattern.ravel(), kind="stable")
-
-
 def pack_sampled(grey: NDArray[np.uint8]) -> bytes:
-    """Grey values [N, 784] -> the pixels in which `draw` differs from the threshold, compressed."""
-    images = (grey > THRESHOLD).astype(np.uint8)
-    differs = draw(grey) != images
-    bits = [
-        np.packbits(differs[start : start + BLOCK].ravel()[by_neighbourhood(block)])
-        for start in range(0, len(images), BLOCK)
-        for block in [images[start : start + BLOCK]]
-    ]
-    return lzma.compress(np.concatenate(bits).tobytes(), filters=FILTERS)
+    """Grey values [N, 784] -> the pixels that `draw` makes of them, compressed for a reader who has
+    the thresholded ones.
+    """
+    return pack_images(draw(grey).astype(np.uint8), (grey > THRESHOLD).astype(np.uint8))
 
 
 def unpack_sampled(
@@ -141,15 +116,7 @@ def unpack_sampled(
         "The packed file of sampled pixels, sampled.xz,",
         "install the package again",
     )
-    bits = np.unpackbits(np.frombuffer(lzma.decompress(packed), np.uint8))
-    sampled = images.copy()
-    place = 0
-    for start in range(0, len(images), BLOCK):
-        block = sampled[start : start + BLOCK].reshape(-1)  # a view: pixels change in place
-        order = by_neighbourhood(images[start : start + BLOCK])
-        block[order] ^= bits[place : place + len(order)]
-        place += -(-len(order) // 8) * 8  # every block begins at a whole byte
-    return sampled
+    return unpack_images(packed, images)
 
 
 def read_idx(folder: Path, name: str, facts: dict[str, Any]) -> NDArray[np.uint8]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from PIL import Image
 
 DPI = 96
 """Pages show a figure 700 to 900 pixels wide, and most figures are twelve inches wide."""
@@ -18,7 +19,9 @@ ROUNDS = 2
 
 
 def save(figure: Figure, path: Path, dpi: int = DPI) -> None:
-    """Write a matplotlib figure."""
+    """Write a matplotlib figure, unless the file has the same pixels already: another version of
+    zlib would only write them in other bytes.
+    """
     from PIL import Image
 
     whole = io.BytesIO()
@@ -27,4 +30,17 @@ def save(figure: Figure, path: Path, dpi: int = DPI) -> None:
     few = picture.quantize(
         COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=ROUNDS, dither=Image.Dither.NONE
     )
-    few.save(path, optimize=True)
+    if not same_pixels(path, few):
+        few.save(path, optimize=True)
+
+
+def same_pixels(path: Path, picture: Image.Image) -> bool:
+    """Whether there is a file that shows this picture."""
+    from PIL import Image
+
+    if not path.is_file():
+        return False
+    with Image.open(path) as there:
+        return there.size == picture.size and (
+            there.convert("RGB").tobytes() == picture.convert("RGB").tobytes()
+        )

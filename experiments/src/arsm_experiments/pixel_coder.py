@@ -1,97 +1,245 @@
-"""Binary images in few bytes: each pixel is predicted from its neighbours, and only what was
-predicted wrongly takes room.
+"""Binary images in few bytes: each pixel is predicted from its neighbours, and the likelier its
+value was, the less room it takes.
 
-The neighbours above and to the left say which value is the likelier one, and how sure that is. The
-bits "predicted wrongly" are sorted by that sureness, so that LZMA's own model finds long runs of
-equally likely bits. Decoding goes pixel by pixel through all images at once.
+Several tables vote on each pixel: one by its place in the image, the others by the values of some
+of its neighbours. The sum of their votes is the log-odds of the pixel being on, in whole numbers,
+so that every machine decodes the same images. Pixels whose votes are about as sure are one class,
+and how often the votes of a class are wrong is known. With these chances asymmetric numeral systems
+(Duda, 2013) code the bits "predicted wrongly", in many lanes side by side. Decoding goes pixel by
+pixel through all images at once.
 """
 
 from __future__ import annotations
 
+import io
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bits = NDArray[np.uint8]
+Tables = Sequence[NDArray[np.int8]]
 
 SIDE = 28
-MARGIN = 3
-NEIGHBOURS = (
+MARGIN = 6
+PLACES = SIDE**2
+Neighbours = tuple[tuple[int, int], ...]
+"""Rows and columns from a pixel."""
+NEAREST: Neighbours = (
     (0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (-2, 0), (-1, -2), (-1, 2), (-2, -1), (-2, 1),
-    (0, -3), (-2, 2), (-2, -2), (-3, 0),
+    (0, -3), (-2, 2), (-2, -2),
 )  # fmt: skip
-"""Rows and columns from a pixel, the nearest first."""
-PATTERNS = 1 << len(NEIGHBOURS)
-CLASSES = 32
-SUREST = 9.0
-"""Log-odds of the surest class."""
-# the literal coder of LZMA then models each of a byte's eight bits from those before it alone
-FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 0, "pb": 0}]
+TO_THE_RIGHT: Neighbours = (
+    (0, -1), (-1, 0), (-1, 1), (-1, 2), (-1, 3), (-2, 1), (-2, 2), (-2, 3), (-3, 1), (-3, 2),
+    (-1, 4), (-2, 4),
+)  # fmt: skip
+TO_THE_LEFT: Neighbours = (
+    (0, -1), (0, -2), (0, -3), (0, -4), (-1, -1), (-1, -2), (-1, -3), (-1, -4), (-2, -1), (-2, -2),
+    (-2, -3), (-3, -2),
+)  # fmt: skip
+ABOVE: Neighbours = (
+    (0, -1), (-1, 0), (-3, -1), (-3, 0), (-3, 1), (-4, -1), (-4, 0), (-4, 1), (-5, 0), (-5, -1),
+    (-5, 1), (-6, 0),
+)  # fmt: skip
+FAR: Neighbours = (
+    (0, -1), (-1, 0), (0, -5), (0, -6), (-1, -5), (-2, -4), (-3, -3), (-4, -3), (-3, 3), (-4, 3),
+    (-5, 3), (-3, 4),
+)  # fmt: skip
+AROUND: Neighbours = (
+    (0, 0), (0, -1), (-1, 0), (0, 1), (1, 0), (-1, -1), (-1, 1), (1, -1), (1, 1), (-2, 0), (2, 0),
+    (0, -2), (0, 2),
+)  # fmt: skip
+BESIDE: Neighbours = ((0, 0), (0, -1), (-1, 0), (-1, -1), (-1, 1), (0, 1), (1, 0))
+ALONE = tuple(((), near) for near in (NEAREST, TO_THE_RIGHT, TO_THE_LEFT, ABOVE, FAR))
+"""For each table, neighbours among known images and among the pixels before this one."""
+GIVEN_KNOWN = ((AROUND, ()), (BESIDE, NEAREST[:6]))
+
+UNIT = 16
+"""Votes per unit of log-odds."""
+MOST = 127
+CLASSES = 64
+CLASS_WIDTH = 3
+"""Votes that differ by less are equally sure."""
+LANES = 1024
+"""Pixels that are coded at once: the images of one place, so many at a time."""
+WORD = 16
+"""Bits that a lane writes or reads at once; its state has twice as many."""
+WHOLE = 1 << WORD
+ROUNDS = 8
+"""Of fitting the votes, each through all tables."""
 
 
-def pack_images(images: Bits) -> bytes:
-    """Images [N, 784] of 0 and 1, compressed."""
-    known = _framed(len(images))
-    known[MARGIN:, MARGIN:-MARGIN] = images.T.reshape(SIDE, SIDE, -1)
-    pattern = np.stack([_pattern(known, *place) for place in _places()])
-    table = _predictions(pattern.ravel(), images.T.ravel())
-    wrong = images.T ^ (table[pattern] & 1)
-    sureness = (table[pattern] >> 1).ravel()
-    lengths = np.bincount(sureness, minlength=CLASSES).astype("<u4")
-    bits = np.packbits(wrong.ravel()[np.argsort(sureness, kind="stable")])
-    content = b"".join(part.tobytes() for part in (table, lengths, bits))
-    return lzma.compress(content, filters=FILTERS)
+def pack_images(images: Bits, known: Bits | None = None) -> bytes:
+    """Images [N, 784] of 0 and 1, compressed; `known` are similar images that the reader has."""
+    tables = _fit(images, known)
+    predictor = _Predictor(tables, len(images), known)
+    predictor.images[...] = _by_place(images)
+    predicted = [predictor.predict(place) for place in range(PLACES)]
+    wrong = [images[:, place] ^ likelier for place, (likelier, _) in enumerate(predicted)]
+    sureness = [class_ for _, class_ in predicted]
+    chances = _chances(np.concatenate(wrong), np.concatenate(sureness))
+    states = np.full(min(LANES, len(images)), WHOLE, np.uint64)
+    # what is written last is read first
+    words = [
+        _write(states, wrong[place][some], chances[sureness[place][some]])
+        for place in reversed(range(PLACES))
+        for some in reversed(_lanes(len(images)))
+    ]
+    count = np.array([len(images)], "<u4")
+    parts = (count, *tables, chances.astype("<u2"), states.astype("<u4"), *reversed(words))
+    # the tables become smaller by this, the stream does not
+    return lzma.compress(b"".join(part.tobytes() for part in parts), preset=9 | lzma.PRESET_EXTREME)
 
 
-def unpack_images(packed: bytes) -> Bits:
-    """The inverse of `pack_images`."""
-    content = lzma.decompress(packed)
-    table = np.frombuffer(content, np.uint8, PATTERNS)
-    lengths = np.frombuffer(content, "<u4", CLASSES, PATTERNS).astype(np.int64)
-    wrong = np.unpackbits(np.frombuffer(content, np.uint8, offset=PATTERNS + 4 * CLASSES))
-    count = int(lengths.sum()) // SIDE**2
-    begin = np.cumsum(lengths) - lengths  # of the bits of each class that are left
-    known = _framed(count)
-    for row, column in _places():
-        predicted = table[_pattern(known, row, column)]
-        order = np.argsort(predicted >> 1, kind="stable")
-        taken = np.bincount(predicted >> 1, minlength=CLASSES)
-        # the next bits of every class, one class after the other
-        place = np.arange(count) + np.repeat(begin - (np.cumsum(taken) - taken), taken)
-        begin += taken
-        pixel = known[MARGIN + row, MARGIN + column]
-        pixel[order] = wrong[place]
-        pixel ^= predicted & 1
-    return known[MARGIN:, MARGIN:-MARGIN].reshape(SIDE**2, count).T.copy()
+def unpack_images(packed: bytes, known: Bits | None = None) -> Bits:
+    """The inverse of `pack_images`, with the same known images."""
+    content = io.BytesIO(lzma.decompress(packed))
+
+    def take(dtype: str, count: int) -> NDArray[Any]:
+        dtype_ = np.dtype(dtype)
+        return np.frombuffer(content.read(count * dtype_.itemsize), dtype_)
+
+    count = int(take("<u4", 1)[0])
+    tables = [take("i1", size) for size in _sizes(known)]
+    chances = take("<u2", CLASSES).astype(np.uint64)
+    states = take("<u4", min(LANES, count)).astype(np.uint64)
+    words = np.frombuffer(content.read(), "<u2")
+    predictor = _Predictor(tables, count, known)
+    at = 0
+    for place in range(PLACES):
+        likelier, class_ = predictor.predict(place)
+        pixel = predictor.images[divmod(place, SIDE)]
+        for some in _lanes(count):
+            wrong, used = _read(states, chances[class_[some]], words[at:])
+            pixel[some] = likelier[some] ^ wrong
+            at += used
+    return predictor.images.reshape(PLACES, count).T.copy()
 
 
-def _places() -> Iterator[tuple[int, int]]:
-    return ((row, column) for row in range(SIDE) for column in range(SIDE))
+def _lanes(count: int) -> list[slice]:
+    """The images that are coded at once."""
+    return [slice(at, min(at + LANES, count)) for at in range(0, count, LANES)]
+
+
+def _chances(wrong: Bits, sureness: Bits) -> NDArray[np.uint64]:
+    """How often the votes of each class are wrong, of 65,536 times; neither never nor always."""
+    seen = np.bincount(sureness, minlength=CLASSES)
+    share = np.bincount(sureness, wrong, CLASSES) / np.maximum(seen, 1)
+    return np.clip(np.rint(WHOLE * share), 1, WHOLE - 1).astype(np.uint64)
+
+
+def _write(
+    states: NDArray[np.uint64], wrong: Bits, chance: NDArray[np.uint64]
+) -> NDArray[np.uint16]:
+    """Put one bit into each lane. Returns the words of those lanes that were full.
+
+    Of every 65,536 numbers that a state can be, `chance` stand for a wrong vote: a likelier bit
+    makes it grow less.
+    """
+    x = states[: len(wrong)]
+    share = np.where(wrong, chance, WHOLE - chance)
+    full = x >= share << WORD
+    words = (x[full] % WHOLE).astype("<u2")
+    x[full] >>= WORD
+    x[...] = (x // share << WORD) + x % share + np.where(wrong, 0, chance)
+    return words
+
+
+def _read(
+    states: NDArray[np.uint64], chance: NDArray[np.uint64], words: NDArray[np.uint16]
+) -> tuple[NDArray[np.bool_], int]:
+    """The inverse of `_write`: one bit of each lane, and how many words it took."""
+    x = states[: len(chance)]
+    number = x % WHOLE
+    wrong = number < chance
+    share = np.where(wrong, chance, WHOLE - chance)
+    x[...] = share * (x >> WORD) + number - np.where(wrong, 0, chance)
+    empty = x < WHOLE
+    used = int(np.count_nonzero(empty))
+    x[empty] = (x[empty] << WORD) | words[:used]
+    return wrong, used
+
+
+class _Predictor:
+    """Predicts all images' pixels at one place from those before it and from known images."""
+
+    def __init__(self, tables: Tables, count: int, known: Bits | None) -> None:
+        self.by_place, *self.by_pattern = (table.astype(np.int16) for table in tables)
+        self.own = _framed(count)
+        self.images = _inside(self.own)
+        """Pixels by place, [28, 28, N]; a prediction reads those before it."""
+        self.known = None
+        if known is not None:
+            self.known = _framed(count)
+            _inside(self.known)[...] = _by_place(known)
+
+    def predict(self, place: int) -> tuple[Bits, Bits]:
+        """The likelier value at this place and the class of its sureness: [N] each."""
+        votes = np.full(self.own.shape[-1], self.by_place[place])
+        for table, pattern in zip(self.by_pattern, self.patterns(place), strict=True):
+            votes += table[pattern]
+        sureness = np.minimum(np.abs(votes) // CLASS_WIDTH, CLASSES - 1)
+        return (votes > 0).astype(np.uint8), sureness.astype(np.uint8)
+
+    def patterns(self, place: int) -> Iterator[NDArray[np.uint16]]:
+        """For each table, the neighbours' values as one number: [N]."""
+        row, column = divmod(place, SIDE)
+        for of_known, of_own in _neighbourhoods(self.known):
+            pattern = np.zeros(self.own.shape[-1], np.uint16)
+            for plane, near in ((self.known, of_known), (self.own, of_own)):
+                for down, right in near:
+                    assert plane is not None
+                    pattern <<= 1
+                    pattern |= plane[MARGIN + row + down, MARGIN + column + right]
+            yield pattern
+
+
+def _neighbourhoods(known: object) -> tuple[tuple[Neighbours, Neighbours], ...]:
+    return ALONE if known is None else GIVEN_KNOWN
+
+
+def _sizes(known: object) -> list[int]:
+    """Entries of each table."""
+    patterns = (1 << (len(one) + len(other)) for one, other in _neighbourhoods(known))
+    return [PLACES, *patterns]
 
 
 def _framed(count: int) -> Bits:
     """Room for images, pixel by pixel, inside a margin of zeros: [rows, columns, N]."""
-    return np.zeros((MARGIN + SIDE, SIDE + 2 * MARGIN, count), np.uint8)
+    side = SIDE + 2 * MARGIN
+    return np.zeros((side, side, count), np.uint8)
 
 
-def _pattern(known: Bits, row: int, column: int) -> NDArray[np.uint16]:
-    """The neighbours' values of one pixel in all images, as one number: [N]."""
-    pattern = np.zeros(known.shape[-1], np.uint16)
-    for down, right in NEIGHBOURS:
-        pattern <<= 1
-        pattern |= known[MARGIN + row + down, MARGIN + column + right]
-    return pattern
+def _inside(framed: Bits) -> Bits:
+    return framed[MARGIN:-MARGIN, MARGIN:-MARGIN]
 
 
-def _predictions(pattern: NDArray[np.uint16], on: Bits) -> Bits:
-    """For each pattern twice its class of sureness, plus the likelier value."""
-    seen = np.bincount(pattern, minlength=PATTERNS)
-    count = np.bincount(pattern, weights=on, minlength=PATTERNS)
-    likelier = 2 * count > seen
-    wrong = np.where(likelier, seen - count, count)
-    # as if half a pixel more of either kind had been seen
-    log_odds = np.log((seen - wrong + 0.5) / (wrong + 0.5))
-    class_ = np.clip(log_odds / SUREST * CLASSES, 0, CLASSES - 1).astype(np.uint8)
-    return (2 * class_ + likelier).astype(np.uint8)
+def _by_place(images: Bits) -> Bits:
+    return images.T.reshape(SIDE, SIDE, -1)
+
+
+def _fit(images: Bits, known: Bits | None) -> Tables:
+    """Votes that make the images likely: logistic regression by Newton's method, one table after
+    the other.
+    """
+    sizes = _sizes(known)
+    predictor = _Predictor([np.zeros(size, np.int8) for size in sizes], len(images), known)
+    predictor.images[...] = _by_place(images)
+    by_pattern = zip(*(predictor.patterns(place) for place in range(PLACES)), strict=True)
+    entries = [np.repeat(np.arange(PLACES, dtype=np.uint16), len(images))]
+    entries += [np.concatenate(places) for places in by_pattern]
+    on = images.T.ravel()
+    log_odds = np.zeros(on.shape, np.float32)
+    tables = [np.zeros(size, np.float32) for size in sizes]
+    for _ in range(ROUNDS):
+        for table, entry in zip(tables, entries, strict=True):
+            chance = 1 / (1 + np.exp(-log_odds))
+            slope = np.bincount(entry, on - chance, len(table))
+            # the one stands for a doubtful pixel that speaks for a vote of 0
+            step = slope / (np.bincount(entry, chance * (1 - chance), len(table)) + 1)
+            step = np.clip(step, -2, 2).astype(np.float32)
+            table += step
+            log_odds += step[entry]
+    return [np.clip(np.rint(UNIT * table), -MOST, MOST).astype(np.int8) for table in tables]

@@ -39,6 +39,8 @@ EVERY_UPDATE = "variance_of_every_update"
 """The option, and the metric: the mean over every update since the last measurement."""
 EVERY_UPDATE_SEED = 1 << 32
 """Far from the seeds of the updates and of the other measurements."""
+ENDS_DRAWN = 100
+"""The most categories of a run that traces its first and last one for figures."""
 SHARE_DRAWS = 10
 LEARNED_PARTS_RATE = 0.01
 """Adam's rate: a network of 64 units learns the level of f, about 0.5, within about ten updates."""
@@ -217,63 +219,78 @@ def ascend(
     device: str = "cpu",
 ) -> Generator[int, None, None]:
     """Gradient ascent from all seeds at once, recorded in a run folder; yields the updates done."""
-    estimators = SeedEstimators(config, device)
-    phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64, device=device)
-    evaluations = torch.zeros(config["seeds"], dtype=torch.int64, device=device)
-    # measuring has separate random numbers: how often it happens must not change any update
-    noise, probe = (torch.Generator(device).manual_seed(2 * config["seed"] + i) for i in range(2))
-    every = EveryUpdate(estimators, config, device)
-
+    ascent = Ascent(config, device)
     label = "true gradient" if config["estimator"] == "exact" else config["estimator"]
     with open_run(
         root, "toy", name, config, group=group, label=label, resume=resume, device=device
     ) as run:
 
         def log(step: int) -> None:
-            measured = {
-                key: value.tolist()
-                for key, value in measure(estimators, phi, config, probe).items()
-            }
-            measured["evaluations"] = evaluations.tolist()
-            measured |= every.take()
+            measured = ascent.measure()
             for seed in range(config["seeds"]):
                 run.log(step, {key: values[seed] for key, values in measured.items()}, seed)
 
-        def save(step: int) -> None:
-            generators = {"noise": noise.get_state(), "probe": probe.get_state()}
-            run.save(
-                step,
-                {
-                    "phi": phi,
-                    "evaluations": evaluations,
-                    **generators,
-                    **every.state_dict(),
-                    **estimators.state_dict(),
-                },
-            )
-
         if run.state is None:
             log(0)
-            save(0)
+            run.save(0, ascent.state_dict())
         else:
-            phi = run.state["phi"].to(device)
-            evaluations = run.state["evaluations"].to(device)
-            noise.set_state(run.state["noise"])
-            probe.set_state(run.state["probe"])
-            every.load_state_dict(run.state)
-            estimators.load_state_dict(run.state)
+            ascent.load_state_dict(run.state)
         yield run.step
         for step in range(run.step + 1, config["updates"] + 1):
-            every.measure(phi)
-            estimate = estimators.estimate(phi, noise, learn=True)
-            phi = phi + config["step"] * estimate.gradient
-            evaluations = evaluations + estimate.evaluations
+            ascent.update()
             last = step == config["updates"]
             if last or step % config["trace_every"] == 0:
                 log(step)
             if last or step % checkpoint_every == 0:
-                save(step)
+                run.save(step, ascent.state_dict())
             yield step
+
+
+class Ascent:
+    """The logits of all seeds on their way, with everything that their next update depends on."""
+
+    def __init__(self, config: dict[str, Any], device: str) -> None:
+        self.config, self.device = config, device
+        self.estimators = SeedEstimators(config, device)
+        shape = config["seeds"], 1, config["categories"]
+        self.phi = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.evaluations = torch.zeros(config["seeds"], dtype=torch.int64, device=device)
+        # measuring has separate random numbers: how often it happens must not change any update
+        self.noise, self.probe = (
+            torch.Generator(device).manual_seed(2 * config["seed"] + i) for i in range(2)
+        )
+        self.every = EveryUpdate(self.estimators, config, device)
+
+    def update(self) -> None:
+        """One step of all seeds."""
+        self.every.measure(self.phi)
+        estimate = self.estimators.estimate(self.phi, self.noise, learn=True)
+        self.phi = self.phi + self.config["step"] * estimate.gradient
+        self.evaluations = self.evaluations + estimate.evaluations
+
+    def measure(self) -> dict[str, list[float]]:
+        """Every metric, for each seed."""
+        found = measure(self.estimators, self.phi, self.config, self.probe)
+        found["evaluations"] = self.evaluations
+        return {key: value.tolist() for key, value in found.items()} | self.every.take()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "phi": self.phi,
+            "evaluations": self.evaluations,
+            "noise": self.noise.get_state(),
+            "probe": self.probe.get_state(),
+            **self.every.state_dict(),
+            **self.estimators.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.phi = state["phi"].to(self.device)
+        self.evaluations = state["evaluations"].to(self.device)
+        self.noise.set_state(state["noise"])
+        self.probe.set_state(state["probe"])
+        self.every.load_state_dict(state)
+        self.estimators.load_state_dict(state)
 
 
 class SeedEstimate(NamedTuple):
@@ -439,11 +456,14 @@ def measure(
     probability = phi.softmax(-1)
     # of one draw the share is coarse: a mean over several
     draws = phi.expand(SHARE_DRAWS, *phi.shape)
-    return {
-        "reward": estimators.problem.expected_reward(phi),
+    ends = {
         "gradient_first": gradient[:, 0, 0],
         "gradient_last": gradient[:, 0, -1],
         "probability_first": probability[:, 0, 0],
+    }
+    return {
+        "reward": estimators.problem.expected_reward(phi),
+        **(ends if config["categories"] <= ENDS_DRAWN else {}),
         "probability_last": probability[:, 0, -1],
         "variance": variance.mean((-2, -1)),
         "entropy": arsm.entropy(phi).squeeze(-1),

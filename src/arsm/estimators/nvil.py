@@ -9,29 +9,18 @@ from torch import Tensor, nn
 
 from arsm.checks import check_decay
 from arsm.draws import SampleNoise, one_sample, sample_noise, samples
-from arsm.estimators.relax import give_size
+from arsm.estimators.relax import ZeroNetwork, give_size
 from arsm.scores import probabilities, score
 from arsm.types import Estimate, Estimator, Queries
 
 
-class MLPBaseline(nn.Module):
-    """A network with one smooth hidden layer, p [N, K, C] -> [N].
-
-    It starts as the constant 0, where NVIL equals REINFORCE. Its input size comes from
-    the first logits that it sees: estimate once before `torch.compile` or `vmap`.
+class MLPBaseline(ZeroNetwork):
+    """A network of the probabilities, p [N, K, C] -> [N], with which NVIL starts as
+    REINFORCE.
     """
 
-    def __init__(self, hidden: int = 64) -> None:
-        super().__init__()
-        self.hidden = nn.LazyLinear(hidden)
-        # 0 at first: a random baseline would add variance
-        self.out = nn.Linear(hidden, 1)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-
     def forward(self, p: Tensor) -> Tensor:
-        x = p.flatten(1).to(self.out.weight.dtype)
-        return self.out(self.hidden(x).tanh()).squeeze(-1)
+        return self.value(p)
 
 
 class RunningMoments(nn.Module):

@@ -16,24 +16,34 @@ from arsm.scores import probabilities
 from arsm.types import Estimator, Queries
 
 
-class MLPControl(nn.Module):
-    """A network with one smooth hidden layer, (s, p) -> [N].
+class ZeroNetwork(nn.Module):
+    """A network with one smooth hidden layer, [N, ...] -> [N].
 
-    It starts as the constant 0, where RELAX equals REINFORCE. Its input size comes from
-    the first logits that it sees: estimate once before `torch.compile` or `vmap`.
+    It starts as the constant 0: a random control variate would add variance. Its input
+    size comes from the first logits that it sees: estimate once before `torch.compile`
+    or `vmap`.
     """
 
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
         self.hidden = nn.LazyLinear(hidden)
-        # 0 at first: a random control variate would add variance
         self.out = nn.Linear(hidden, 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
-    def forward(self, s: Tensor, p: Tensor) -> Tensor:
-        x = torch.cat([s, p], -1).flatten(1).to(self.out.weight.dtype)
+    def value(self, x: Tensor) -> Tensor:
+        """The network's value in every row: [N]."""
+        x = x.flatten(1).to(self.out.weight.dtype)
         return self.out(self.hidden(x).tanh()).squeeze(-1)
+
+
+class MLPControl(ZeroNetwork):
+    """A network of relaxed sample and probabilities, (s, p) -> [N], with which RELAX
+    starts as REINFORCE.
+    """
+
+    def forward(self, s: Tensor, p: Tensor) -> Tensor:
+        return self.value(torch.cat([s, p], -1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from arsm.kernels import STATE
 from arsm.kernels.gpu_order import (
     LARGEST,
     LIMIT,
+    Chunks,
     below_largest,
     bucket_of,
     chunks_of,
@@ -205,6 +206,44 @@ def _store_parts(part, P, s0, s1, s2, s3, s4, s5, total, of_z):
 
 
 @triton.jit
+def _sum_chunk(
+    logits, log_pi, f, row, first, w_z, scales, sums, queue, begin, after, x, noise, value, C, SPAN,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Every category of the chunk, as if it beat no more than the first ranks: the chunk's
+    shares of the second sum of the first ranks, of sum_c R_c and of R_z, and the end of
+    the queue of those that may beat more.
+
+    x, noise and value are those of the first block, which are on their way.
+    """
+    total = tl.zeros([BLOCK], tl.float64)
+    of_z = total
+    s0 = total
+    s1 = total
+    s2 = total
+    s3 = total
+    s4 = total
+    s5 = total
+    end = begin
+    for i in range(SPAN):
+        c, this_x, this_noise, this_value = after, x, noise, value
+        after = c + BLOCK
+        x, noise, value = _load(logits, log_pi, f, after, (after < C) & (i + 1 < SPAN))
+        theta, w, d, swapped = _terms(c, this_x, this_noise, this_value, row)
+        of_z += swapped * w
+        s0, s1, s2, s3, s4, s5 = _add_above(s0, s1, s2, s3, s4, s5, w * d, theta, first)
+
+        # the first sum is d_c times the weights below its rank
+        r = _count_below(theta, first)
+        result = d * tl.load(scales + WEIGHTS + r) + swapped * w_z  # of z: 0
+        total += result
+        tl.store(sums + c, result, mask=c < C)
+        # who beats all of the first ranks may beat more: it waits in the queue
+        end = _queue_up(queue, end, c, r == BINS)
+    return s0, s1, s2, s3, s4, s5, total, of_z, end
+
+
+@triton.jit
 def _sum(
     logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue,
     sums, parts,
@@ -238,37 +277,13 @@ def _sum(
     # the first block is on its way while the row's numbers are read
     begin = chunk * SPAN * BLOCK
     after = begin + tl.arange(0, BLOCK)
-    next_x, next_noise, next_value = _load(logits, log_pi, f, after, after < C)
+    x, noise, value = _load(logits, log_pi, f, after, after < C)
     row_numbers, limit, w_z = _load_row(state, scales, f, z, second, third, C)
     first = _load_first_noises(scales)
-    total = tl.zeros([BLOCK], tl.float64)
-    of_z = total
-    s0 = total
-    s1 = total
-    s2 = total
-    s3 = total
-    s4 = total
-    s5 = total
-
-    # first pass: every category of the chunk, as if it beat no more than the first ranks
-    end = begin
-    for i in range(SPAN):
-        c, x, noise, value = after, next_x, next_noise, next_value
-        after = c + BLOCK
-        next_x, next_noise, next_value = _load(
-            logits, log_pi, f, after, (after < C) & (i + 1 < SPAN)
-        )
-        theta, w, d, swapped = _terms(c, x, noise, value, row_numbers)
-        of_z += swapped * w
-        s0, s1, s2, s3, s4, s5 = _add_above(s0, s1, s2, s3, s4, s5, w * d, theta, first)
-
-        # the first sum is d_c times the weights below its rank
-        r = _count_below(theta, first)
-        result = d * tl.load(scales + WEIGHTS + r) + swapped * w_z  # of z: 0
-        total += result
-        tl.store(sums + c, result, mask=c < C)
-        # who beats all of the first ranks may beat more: it waits in the queue
-        end = _queue_up(queue, end, c, r == BINS)
+    s0, s1, s2, s3, s4, s5, total, of_z, end = _sum_chunk(
+        logits, log_pi, f, row_numbers, first, w_z, scales, sums, queue, begin, after,
+        x, noise, value, C, SPAN, BLOCK,
+    )  # fmt: skip
 
     # second pass: the queue, one block after the other, once all threads have written to it
     tl.debug_barrier()
@@ -371,26 +386,25 @@ def merge(
     ]
     rows = len(whole[0])
     step = triton.cdiv(rows, triton.cdiv(f.numel(), AT_ONCE))
-    chunked = chunks_of(rows, f.shape[-1])  # as `order` left the members
+    of_members = chunks_of(rows, f.shape[-1])  # as `order` left them
     for start in range(0, rows, step):
-        _merge_rows(*(x[start : start + step] for x in whole), *chunked)
+        _merge_rows(*(x[start : start + step] for x in whole), of_members)
     return sums, centre
 
 
 def _merge_rows(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, starts: Tensor,
     members: Tensor, f: Tensor,
-    sums: Tensor, centre: Tensor, block: int, warps: int, span: int, chunks: int,
+    sums: Tensor, centre: Tensor, of_members: Chunks,
 ) -> None:  # fmt: skip
+    """Fill the buckets, put them in order, sum along the order, and finish the rows."""
     rows, categories = f.shape
     buckets = starts.shape[-1] - 1
     taken = CURSORS.value + buckets
     length = max(ALONG, triton.next_power_of_2(triton.cdiv(categories, TURNS)))
     turns = triton.cdiv(categories, length)
     block_t = max(16, triton.next_power_of_2(turns))
-    own_block, own_warps, own_span, own_chunks = chunks_of(
-        rows, categories, EACH, PROGRAMS, CHUNKS, 1
-    )
+    own = chunks_of(rows, categories, EACH, PROGRAMS, CHUNKS, 1)
 
     # everything that must start at 0 in one allocation, and so one fill
     zeros = f.new_zeros(rows * (3 * block_t + triton.cdiv(taken, 2)), dtype=torch.int64)
@@ -402,32 +416,32 @@ def _merge_rows(
     noise_sums, value_sums = (f.new_empty((rows, categories), dtype=torch.int64) for _ in range(2))
     spread, scales, parts = (
         f.new_empty(rows * count, dtype=torch.float64)
-        for count in (chunks, SCALES.value, (2 + BINS.value) * own_chunks)
+        for count in (of_members.chunks, SCALES.value, (2 + BINS.value) * own.chunks)
     )
     # nothing is summed before the order is known: until then the sums' memory holds the buckets
     bucketed = sums.view(torch.int32)
 
-    fill[(rows, chunks)](
+    fill[(rows, of_members.chunks)](
         log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread,
-        categories, f.stride(0), chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets,
-        num_warps=warps,
+        categories, f.stride(0), of_members.chunks, of_members.span, taken, STATE,
+        BLOCK=of_members.block, BUCKETS=buckets, num_warps=of_members.warps,
     )  # fmt: skip
     along = {"BLOCK_T": block_t, "BUCKETS": buckets}
     rank[(rows, turns)](
         log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread,
         scales,
-        categories, chunks, length, taken, STATE,
-        BLOCK=RANKED, BLOCK_P=max(16, triton.next_power_of_2(chunks)), TILE=ALONG, num_warps=4,
-        **along,
+        categories, of_members.chunks, length, taken, STATE,
+        BLOCK=RANKED, BLOCK_P=max(16, triton.next_power_of_2(of_members.chunks)), TILE=ALONG,
+        num_warps=4, **along,
     )  # fmt: skip
-    _sum[(rows, own_chunks)](
+    _sum[(rows, own.chunks)](
         logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue,
         sums, parts,
-        categories, f.stride(0), own_chunks, own_span, STATE,
-        BLOCK=own_block, BUCKETS=buckets, num_warps=own_warps, maxnreg=REGISTERS,
+        categories, f.stride(0), own.chunks, own.span, STATE,
+        BLOCK=own.block, BUCKETS=buckets, num_warps=own.warps, maxnreg=REGISTERS,
     )  # fmt: skip
     _beaten[(rows, min(turns, triton.cdiv(TAKERS, rows)))](
         ahead, starts, scratch, of_values, ranked, value_sums, sums, parts, scales, centre,
-        categories, own_chunks, taken,
-        LENGTH=length, BLOCK_P=max(16, triton.next_power_of_2(own_chunks)), num_warps=8, **along,
+        categories, own.chunks, taken,
+        LENGTH=length, BLOCK_P=max(16, triton.next_power_of_2(own.chunks)), num_warps=8, **along,
     )  # fmt: skip

@@ -9,6 +9,8 @@ race, a third says who can win.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -248,6 +250,32 @@ def _keep_two(best, index, worse, index_worse, value, c):
 
 
 @triton.jit
+def _next_two(best, index, worse, index_worse, of_third, third):
+    """The second and the third of the race, from the best two that every thread has met
+    and the first of a third chunk; the third's value.
+    """
+    # the best of all threads, then the best of what is left
+    second_best, second = _least_of(best, index)
+    taken = (best == second_best) & (index == second)
+    other_best, other = _least_of(tl.where(taken, worse, best), tl.where(taken, index_worse, index))
+    third = tl.where(_before(of_third, third, other_best, other), third, other)
+    return second, third, tl.minimum(of_third, other_best)
+
+
+@triton.jit
+def _first_two_chunks(o, p, P):
+    """The chunk of z, the chunk whose first comes next (P if there is none), and the
+    first of a third chunk: its value and its chunk.
+    """
+    of_z = tl.argmin(o, 0)
+    o = tl.where(p == of_z, float("inf"), o)
+    of_next = tl.where(P > 1, tl.argmin(o, 0), P)
+    o = tl.where(p == of_next, float("inf"), o)
+    of_third, chunk = tl.min(o, 0, return_indices=True)
+    return of_z, of_next, of_third, chunk
+
+
+@triton.jit
 def _store_bounds(state, logits, log_pi, largest, z, a_z, phi_z, second, third, of_third):
     """Keep what decides swaps; the best of the race."""
     a_second = noise_at(log_pi, second, True)
@@ -279,17 +307,12 @@ def _finish(
     ahead += row * 3
     state += row * S
 
-    # the chunk of z, the chunk whose first comes next, and the first of a third chunk
     p = tl.arange(0, BLOCK)
     o = tl.load(values + p, mask=p < P, other=float("inf"))
     top = tl.load(tops + p, mask=p < P, other=float("-inf"))
     least = tl.load(values + P + p, mask=p < P, other=float("inf"))
     highest = tl.load(values + 2 * P + p, mask=p < P, other=float("-inf"))
-    of_z = tl.argmin(o, 0)
-    o = tl.where(p == of_z, float("inf"), o)
-    of_next = tl.where(P > 1, tl.argmin(o, 0), P)
-    o = tl.where(p == of_next, float("inf"), o)
-    of_third, chunk = tl.min(o, 0, return_indices=True)
+    of_z, of_next, of_third, chunk = _first_two_chunks(o, p, P)
     z = tl.load(indices + of_z)
     third = tl.load(indices + tl.minimum(chunk, P - 1))
     largest = tl.max(top, 0)
@@ -319,12 +342,7 @@ def _finish(
             least = tl.minimum(least, a)
             top = tl.maximum(top, x.to(tl.float64))
 
-    # the best of all threads, then the best of what is left
-    second_best, second = _least_of(best, index)
-    taken = (best == second_best) & (index == second)
-    other_best, other = _least_of(tl.where(taken, worse, best), tl.where(taken, index_worse, index))
-    third = tl.where(_before(of_third, third, other_best, other), third, other)
-    of_third = tl.minimum(of_third, other_best)
+    second, third, of_third = _next_two(best, index, worse, index_worse, of_third, third)
     # there may be fewer than three categories
     second = tl.minimum(second, C - 1)
     third = tl.minimum(third, C - 1)
@@ -457,6 +475,19 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     return ahead, can_win, state, starts, members
 
 
+class Chunks(NamedTuple):
+    """How rows are cut into programs."""
+
+    block: int
+    """Categories per block."""
+    warps: int
+    """Warps per program."""
+    span: int
+    """Blocks per chunk."""
+    chunks: int
+    """Chunks per row."""
+
+
 def chunks_of(
     rows: int,
     categories: int,
@@ -464,8 +495,8 @@ def chunks_of(
     programs: int | None = None,
     most: int | None = None,
     warps: int | None = None,
-) -> tuple[int, int, int, int]:
-    """Categories per block, warps per program, blocks per chunk and chunks per row.
+) -> Chunks:
+    """Chunks for rows of that many categories.
 
     Where there are enough chunks, a program is one warp, which never waits for others.
     """
@@ -474,4 +505,4 @@ def chunks_of(
     block = min(32 * warps * each, max(16, triton.next_power_of_2(categories)))
     blocks = triton.cdiv(categories, block)
     span = min(blocks, max(triton.cdiv(blocks, most), rows * blocks // programs, 1))
-    return block, warps, span, triton.cdiv(blocks, span)
+    return Chunks(block, warps, span, triton.cdiv(blocks, span))

@@ -202,6 +202,31 @@ def _store_scales(scales, log_pi, ranked, noise_sums, count, per_weight, per_val
 
 
 @triton.jit
+def _put_in_order(
+    log_pi, bucketed, ranked, noise_sums, starts, limit, per_weight, begin, stop, C,
+    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
+    """Put index and w of the elements at places begin..stop at their ranks; the sum of w."""
+    own = tl.zeros([BLOCK], tl.int64)
+    start = begin
+    while start < stop:
+        k = start + tl.arange(0, BLOCK)
+        mask = k < stop
+        c = tl.load(bucketed + k, mask=mask, other=0)
+        a = noise_at(log_pi, c, mask)
+        at = starts + bucket_of(tl.minimum(a, limit), limit, BUCKETS)
+        first = tl.load(at, mask=mask, other=0)
+        end = tl.load(at + 1, mask=mask, other=0)
+        rank = _rank_in_bucket(log_pi, bucketed, c, a, first, end)
+        tl.store(ranked + rank, c, mask=mask)
+        w = (weight_at(log_pi, c, mask, C) * per_weight).to(tl.int64)
+        tl.store(noise_sums + rank, w, mask=mask)
+        own += tl.where(mask, w, 0)
+        start += BLOCK
+    return tl.sum(own, 0)
+
+
+@triton.jit
 def rank(
     log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread,
     scales, C, P, LENGTH, N, S,
@@ -232,23 +257,10 @@ def rank(
         # whole buckets only: ranks within a bucket need all of its members
         begin = _next_bucket(log_pi, bucketed, starts, limit, turn * LENGTH, count, BUCKETS)
         stop = _next_bucket(log_pi, bucketed, starts, limit, (turn + 1) * LENGTH, count, BUCKETS)
-        own = tl.zeros([BLOCK], tl.int64)
-        start = begin
-        while start < stop:
-            k = start + tl.arange(0, BLOCK)
-            mask = k < stop
-            c = tl.load(bucketed + k, mask=mask, other=0)
-            a = noise_at(log_pi, c, mask)
-            at = starts + bucket_of(tl.minimum(a, limit), limit, BUCKETS)
-            first = tl.load(at, mask=mask, other=0)
-            end = tl.load(at + 1, mask=mask, other=0)
-            rank = _rank_in_bucket(log_pi, bucketed, c, a, first, end)
-            tl.store(ranked + rank, c, mask=mask)
-            w = (weight_at(log_pi, c, mask, C) * per_weight).to(tl.int64)
-            tl.store(noise_sums + rank, w, mask=mask)
-            own += tl.where(mask, w, 0)
-            start += BLOCK
-        total = tl.sum(own, 0)
+        total = _put_in_order(
+            log_pi, bucketed, ranked, noise_sums, starts, limit, per_weight, begin, stop, C,
+            BLOCK, BUCKETS,
+        )  # fmt: skip
         publish(published, turn, total)
         # the weights were stored by rank, and are read below by other threads
         tl.debug_barrier()

@@ -43,8 +43,9 @@ from arsm.capabilities import require
 from arsm.driver import check_evaluation
 from arsm.estimators.rloo import RLOO
 from arsm.options import suggests
-from arsm.pyro.other_paths import NotInPlateError, OtherPaths, Posed, Stage, pose_stages
+from arsm.pyro.other_paths import NotInPlateError, OtherPaths
 from arsm.pyro.sites import ChangedError
+from arsm.pyro.stages import Posed, Stage, pose_stages
 from arsm.pyro.true_path import Program, Structure, TruePath
 from arsm.pyro.whole_paths import WholePaths, fits
 from arsm.types import Estimator

@@ -1,9 +1,9 @@
-"""The estimator's queries, stage by stage, and the run of guide and model that evaluates them."""
+"""The run of guide and model on the paths of all queries, stage by stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,12 @@ from pyro.infer.util import is_validation_enabled
 from pyro.ops.provenance import detach_provenance
 from torch import Tensor
 
-from arsm.checks import NotFiniteError
-from arsm.driver import graph_nodes
 from arsm.noise import argmin_sample, race_noise
 from arsm.pyro.categories import logits_of, to_value, unwrap
-from arsm.pyro.sites import Follow, Key, Plates, Site, elbo_terms, sample_sites, sum_to
+from arsm.pyro.lost_gradients import LOST, check_guide, leaves_of, loses_gradient
+from arsm.pyro.sites import Follow, Key, Site, elbo_terms, sample_sites, sum_to
+from arsm.pyro.stages import Stage
 from arsm.pyro.true_path import PATHS, DiscreteSite, Program, Term, TruePath
-from arsm.question import attach, pose
-from arsm.types import Estimator
 
 Query = tuple[int | None, int]
 """A stage and one of its queries; no stage for the true path."""
@@ -37,120 +35,6 @@ REMEDY = (
 
 class NotInPlateError(ValueError):
     """Model or guide does not work with a plate around it."""
-
-
-class Stage:
-    """Discrete sites whose gradient is one problem: logits phi [*R, K, C], padded by
-    impossible categories.
-    """
-
-    def __init__(self, choices: dict[str, DiscreteSite], plates: Plates) -> None:
-        self.choices = choices
-        ordered = sorted(plates, key=lambda plate: plate[1])
-        self.dims = [plate[1] for plate in ordered]
-        self.sizes = [plate[2] for plate in ordered]
-        parts = [choice.rows(choice.logits, self.dims) for choice in choices.values()]
-        self.widths = [part.shape[-2] for part in parts]
-        # a Bernoulli beside a Categorical: impossible categories make their logits one tensor
-        most = max(part.shape[-1] for part in parts)
-        pad = torch.nn.functional.pad
-        self.logits = torch.cat(
-            [pad(part, (0, most - part.shape[-1]), value=-torch.inf) for part in parts], -2
-        )
-        self.z = torch.cat([choice.rows(choice.z, self.dims) for choice in choices.values()], -1)
-        self.posed: Posed
-        """The question that this stage is part of, and its place there."""
-        self.place = 0
-
-    @property
-    def points(self) -> Tensor:
-        """[M, *R, K]: the categories of all sites at every query."""
-        points = self.posed.question.queries.points
-        return points if len(self.posed.stages) == 1 else points[:, self.place]
-
-    @property
-    def asked(self) -> list[int]:
-        """The queries that some row needs, the true sample first."""
-        return self.posed.asked
-
-    @property
-    def live(self) -> int:
-        """Number of leading queries that keep their graph."""
-        return self.posed.question.queries.weight.shape[0]
-
-    def farthest(self) -> int:
-        """The query that differs from the true sample in most variables."""
-        changed = (self.points != self.points[0]).flatten(1).sum(1).tolist()
-        return max(self.asked, key=changed.__getitem__)
-
-    def moves(self, term: Term) -> bool:
-        """Whether the term depends on a site of this stage."""
-        return not term.depends.isdisjoint(self.choices)
-
-    def at(self, name: str, queries: list[int]) -> Tensor:
-        """A site's categories [n, *batch, *event] at n queries."""
-        parts = dict(zip(self.choices, self.points[queries].split(self.widths, -1), strict=True))
-        return self.choices[name].from_rows(parts[name], self.dims)
-
-
-class Posed:
-    """One question of the estimator for stages of the same shape, which are the rows of
-    one batch: a chain of many sites costs little more than one of them.
-    """
-
-    def __init__(self, estimator: Estimator, stages: list[Stage]) -> None:
-        self.stages = stages
-        self.logits = _stacked([stage.logits for stage in stages])
-        z = _stacked([stage.z for stage in stages])
-        # the guide has drawn z already, so that the noise is drawn given it
-        self.question = pose(estimator, self.logits.detach(), z=z)
-        self.asked = self.question.asked_queries()
-        for place, stage in enumerate(stages):
-            stage.posed = self
-            stage.place = place
-
-    def value(self, own: list[Tensor], moved: list[Tensor]) -> Tensor:
-        """[]: the value of the terms `own` with the gradient of the terms `moved`, [n,
-        *R] of each stage at the queries asked.
-        """
-        for stage, terms in zip(self.stages, moved, strict=True):
-            if not bool(terms.isfinite().all()):
-                raise NotFiniteError(
-                    "ln p - ln q is infinite or NaN for a sample of "
-                    f"{', '.join(map(repr, stage.choices))}; give every value that the guide can "
-                    "draw a probability above zero in the model."
-                )
-        values = self.question.spread_queries(self.asked, _stacked(own, 1))
-        changes = values.all
-        # terms that an earlier stage has counted move the gradient, not the value
-        if any(a is not b for a, b in zip(own, moved, strict=True)):
-            detached = [terms.detach() for terms in moved]
-            changes = self.question.spread_queries(self.asked, _stacked(detached, 1)).all
-        gradient = self.question.credit(changes).gradient
-        assert gradient is not None  # only estimators that need f's gradient return None
-        value = self.question.value(values.live)
-        return attach(value, self.logits, gradient).sum()
-
-
-def pose_stages(
-    estimator: Estimator, found: list[tuple[dict[str, DiscreteSite], Plates]]
-) -> list[Stage]:
-    """The stages, each with its question."""
-    stages = [Stage(choices, plates) for choices, plates in found]
-    groups: dict[Any, list[Stage]] = {}
-    for number, stage in enumerate(stages):
-        # Stages share their samples. An estimator that takes one row's baseline from the others
-        # would be biased if these were of another stage.
-        alike = number if estimator.couples_rows else (stage.logits.shape, stage.logits.dtype)
-        groups.setdefault(alike, []).append(stage)
-    for group in groups.values():
-        Posed(estimator, group)
-    return stages
-
-
-def _stacked(parts: list[Tensor], dim: int = 0) -> Tensor:
-    """The parts in a new dimension; a single one as it is."""
-    return parts[0] if len(parts) == 1 else torch.stack(parts, dim)
 
 
 class OtherPaths:
@@ -197,7 +81,7 @@ class OtherPaths:
 
         Returns whether there were other samples of all stages that ever ask for any.
         """
-        self._check_guide()
+        check_guide(self.path)
         # the sample that differs most is the one most likely to show a wrong index
         others = [(t, stage.farthest()) for t, stage in enumerate(self.stages)]
         # two copies of the true path: a plate of size 1 would be broadcast, and hide mistakes
@@ -208,7 +92,7 @@ class OtherPaths:
             # tensors that the program itself makes, and makes again in every run, are no parameters
             again = self._run(runs[0])
             for key in [key for key, is_lost in lost.items() if is_lost]:
-                if self._loses(key, first[key], _leaves(again[key])):
+                if self._loses(key, first[key], leaves_of(again[key])):
                     raise ValueError(LOST.format(key[1]))
         points = [stage.points for stage in self.stages]
         return all(
@@ -218,33 +102,7 @@ class OtherPaths:
 
     def _loses(self, key: Key, x: Tensor, kept: set[Tensor] | None = None) -> bool:
         copy = x if x.ndim <= self.path.nesting else x[0]
-        return _loses_gradient(self.path.terms[key].value, copy, kept)
-
-    def _check_guide(self) -> None:
-        """Refuse a guide that loses gradients between its sites."""
-        path = self.path
-        below = {name: site for name, site in path.guide_sites.items() if path.ancestors[name]}
-        if not below:
-            return
-        values = {name: detach_provenance(site["value"]) for name, site in path.guide_sites.items()}
-
-        def again() -> dict[str, Site]:
-            with Follow(path.subsamples | values):
-                return sample_sites(poutine.trace(path.guide).get_trace(*path.args, **path.kwargs))[
-                    0
-                ]
-
-        def log_q(name: str, sites: dict[str, Site]) -> Tensor:
-            fn = unwrap(sites[name]["fn"])
-            return detach_provenance(
-                fn.v if isinstance(fn, dist.Delta) else fn.log_prob(values[name])
-            )
-
-        first, second = again(), again()
-        for name in below.keys() & first.keys() & second.keys():
-            kept = _leaves(log_q(name, second))
-            if _loses_gradient(log_q(name, below), log_q(name, first), kept):
-                raise ValueError(LOST.format(name))
+        return loses_gradient(self.path.terms[key].value, copy, kept)
 
     def terms(self, t: int, keys: set[Key]) -> Tensor:
         """The sum of these terms at the queries that stage t asked for: [n, *R]."""
@@ -274,61 +132,66 @@ class OtherPaths:
         first = not path.terms
         checking = not first and queries[0] == TRUE
         fits = _must_fit if checking and self.vectorized else nullcontext
-
-        def sites(
-            program: Program, values: dict[str, Any]
-        ) -> tuple[dict[str, Site], dict[str, Tensor]]:
-            plate = (
-                pyro.plate(PATHS, len(queries), dim=-1 - path.nesting)
-                if self.vectorized
-                else nullcontext()
-            )
-            # the true path is already validated
-            with fits(), pyro.validation_enabled(False), Follow(path.subsamples | values), plate:
-                return sample_sites(poutine.trace(program).get_trace(*path.args, **path.kwargs))
-
-        # the guide runs again only where a site is drawn again: one that depends on another
-        if any(self.above.values()):
-            guide, _ = sites(
-                path.guide, {name: partial(self._value, name, queries) for name in path.guide_sites}
-            )
-        else:
-            guide = {
-                name: site | {"value": self._value(name, queries)}
-                for name, site in path.guide_sites.items()
-            }
-        model, subsamples = sites(path.model, {name: site["value"] for name, site in guide.items()})
+        guide = self._guide_sites(queries, fits)
+        with fits():
+            values = {name: site["value"] for name, site in guide.items()}
+            model, subsamples = self._trace(path.model, values, len(queries))
         if first:
             path.meet(model, subsamples)
-        if changed := (guide.keys() ^ path.guide_sites.keys()) | (
-            model.keys() ^ path.model_sites.keys()
-        ):
-            raise ValueError(
-                f"Site {min(changed)!r} exists for some samples only; model and guide must have "
-                "the same sites for all."
-            )
-        wanted = {
-            k
-            for k, term in path.terms.items()
-            if is_validation_enabled() or checking or any(self._moves(t, term) for t, _ in queries)
-        }
+        self._check_sites(guide, model)
+        wanted = None if first else self._wanted(queries, checking)
+        shared = self._shared() if first and self.vectorized else frozenset[str]()
         with fits():
-            terms = {
-                key: self._with_paths(detach_provenance(x))
-                for key, x, _ in elbo_terms(
-                    model,
-                    guide,
-                    path.closed,
-                    None if first else wanted,
-                    self._shared() if first and self.vectorized else frozenset(),
-                    path.nesting,
-                )
-            }
+            found = elbo_terms(model, guide, path.closed, wanted, shared, path.nesting)
+            terms = {key: self._with_paths(detach_provenance(x)) for key, x, _ in found}
         if first:
             path.meet_terms(terms)
         else:
             self._check(queries, terms)
         return terms
+
+    def _trace(
+        self, program: Program, values: dict[str, Any], paths: int
+    ) -> tuple[dict[str, Site], dict[str, Tensor]]:
+        """Sites and subsamples of model or guide at these values of the guide's sites."""
+        path = self.path
+        plate = nullcontext()
+        if self.vectorized:
+            plate = pyro.plate(PATHS, paths, dim=-1 - path.nesting)
+        # the true path is already validated
+        with pyro.validation_enabled(False), Follow(path.subsamples | values), plate:
+            return sample_sites(poutine.trace(program).get_trace(*path.args, **path.kwargs))
+
+    def _guide_sites(
+        self, queries: list[Query], fits: Callable[[], AbstractContextManager[None]]
+    ) -> dict[str, Site]:
+        """The guide's sites on the paths of these queries."""
+        known = self.path.guide_sites
+        # the guide runs again only where a site is drawn again: one that depends on another
+        if any(self.above.values()):
+            values = {name: partial(self._value, name, queries) for name in known}
+            with fits():
+                return self._trace(self.path.guide, values, len(queries))[0]
+        return {name: site | {"value": self._value(name, queries)} for name, site in known.items()}
+
+    def _check_sites(self, guide: dict[str, Site], model: dict[str, Site]) -> None:
+        """Require the sites of the true path."""
+        path = self.path
+        changed = (guide.keys() ^ path.guide_sites.keys()) | (
+            model.keys() ^ path.model_sites.keys()
+        )
+        if changed:
+            raise ValueError(
+                f"Site {min(changed)!r} exists for some samples only; model and guide must have "
+                "the same sites for all."
+            )
+
+    def _wanted(self, queries: list[Query], checking: bool) -> set[Key]:
+        """The terms that change with these queries; all of them where others are checked."""
+        terms = self.path.terms
+        if checking or is_validation_enabled():
+            return set(terms)
+        return {k for k, term in terms.items() if any(self._moves(t, term) for t, _ in queries)}
 
     def _shared(self) -> frozenset[str]:
         """The closed sites whose KL depends on no discrete site."""
@@ -406,39 +269,47 @@ class OtherPaths:
         """
         for key, x in terms.items():
             term = self.path.terms[key]
-            fixed: list[int] = []
-            if is_validation_enabled() or TRUE in queries:
-                fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
-            wrong: list[int] = []
             # a term that does not depend on the plate has no dimension of it
             alone = x.ndim <= self.path.nesting
             # paths that met in an index leave more or fewer values than one batch per path
             paired = x.numel() != term.value.numel() * (1 if alone else len(queries))
-            if fixed and not paired:
-                same = x.expand(len(fixed), *x.shape) if alone else x[fixed]
-                # float32 sums over plates round differently inside a plate
-                close = torch.isclose(
-                    same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True
-                )
-                right = close.reshape(len(fixed), -1).all(-1).tolist()
-                wrong = [i for i, agrees in zip(fixed, right, strict=True) if not agrees]
+            wrong = [] if paired else self._changed(queries, x, term)
             moved = any(self._moves(t, term) for t, _ in queries)
             if paired or any(queries[i][0] is None for i in wrong) or (alone and moved):
-                if not self.vectorized:
-                    raise ValueError(
-                        f"Site {key[1]!r} has other log probabilities when it is run again; leave "
-                        "out dropout and other noise outside pyro.sample."
-                    )
-                raise NotInPlateError(
-                    f"Site {key[1]!r} has other log probabilities in a plate than alone; {REMEDY}; "
-                    "no dropout."
-                )
+                raise self._runs_differ(key[1])
             if wrong:
                 raise ValueError(
                     f"Site {key[1]!r} changes with a discrete site although Pyro's provenance "
                     "tracking finds no way between them; use plain torch operations there, "
                     "nothing compiled or scripted."
                 )
+
+    def _changed(self, queries: list[Query], x: Tensor, term: Term) -> list[int]:
+        """The paths, by their place in the queries, on which a term must not change but does."""
+        if not (is_validation_enabled() or TRUE in queries):
+            return []
+        fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
+        if not fixed:
+            return []
+        same = x.expand(len(fixed), *x.shape) if x.ndim <= self.path.nesting else x[fixed]
+        # float32 sums over plates round differently inside a plate
+        close = torch.isclose(
+            same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True
+        )
+        right = close.reshape(len(fixed), -1).all(-1).tolist()
+        return [i for i, agrees in zip(fixed, right, strict=True) if not agrees]
+
+    def _runs_differ(self, name: str) -> ValueError:
+        """The error of a site whose log probabilities on the true path are not those of before."""
+        if not self.vectorized:
+            return ValueError(
+                f"Site {name!r} has other log probabilities when it is run again; leave "
+                "out dropout and other noise outside pyro.sample."
+            )
+        return NotInPlateError(
+            f"Site {name!r} has other log probabilities in a plate than alone; {REMEDY}; "
+            "no dropout."
+        )
 
 
 def _noise_given_winners(choices: dict[str, DiscreteSite]) -> dict[str, Tensor]:
@@ -453,45 +324,6 @@ def _noise_given_winners(choices: dict[str, DiscreteSite]) -> dict[str, Tensor]:
         z = torch.stack([choices[name].z for name in names])
         found.update(zip(names, race_noise(logits, z=z), strict=True))
     return found
-
-
-LOST = (
-    "Site {!r} loses a parameter's gradient under Pyro's provenance tracking, as a custom "
-    "torch.autograd.Function does; use plain torch operations there."
-)
-
-
-def _loses_gradient(tracked: Tensor, plain: Tensor, kept: set[Tensor] | None) -> bool:
-    """Whether a site's value has fewer gradients, or others, with provenance tracking
-    than without.
-
-    Args:
-        kept: the leaf tensors that count; all if None.
-    """
-    found = _leaves(plain)
-    leaves = list(found if kept is None else found & kept)
-    if not leaves:
-        return False
-    if not _leaves(tracked).issuperset(leaves):
-        return True
-    # another value has another gradient: that is refused elsewhere, with its own words
-    if not _close(tracked, plain.reshape(tracked.shape)):
-        return False
-    pair = [torch.autograd.grad(x.sum(), leaves, retain_graph=True) for x in (tracked, plain)]
-    return not all(_close(a.to_dense(), b.to_dense()) for a, b in zip(*pair, strict=True))
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Equal up to rounding, relative to the largest entry."""
-    scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
-
-
-def _leaves(x: Tensor) -> set[Tensor]:
-    """The leaf tensors that get a gradient from x."""
-    return {
-        leaf for node in graph_nodes(x) if (leaf := getattr(node, "variable", None)) is not None
-    }
 
 
 @contextmanager

@@ -78,28 +78,15 @@ def audit_advantages(
     family = list(_sequences() if tokens else _choices())
     if _varies(function, family[0], tokens):
         return Audit(name, "not decided", (Finding("state", VARIES),), (), 0.0, sizes="B, n")
-    sizes = TOKEN_GROUPS if tokens else GROUPS
-    tell = reporter(progress)
-    judged = []
-    for position, size in enumerate(sizes):
-
-        def tick(policy: str, share: float, position: int = position) -> None:
-            tell(policy, (position + share) / len(sizes))
-
-        judged.append(_judge_size(function, family, size, tokens, tick))
-    tell("", 1.0)
+    judged = _judge_sizes(function, family, tokens, reporter(progress))
     biased = {each.size: each for each in judged if each.rejected}
     # asked only where something is wrong: a correct function may well read the lengths
     by_length = tokens and bool(biased) and _depends_on_length(function)
     failures = [finding for each in judged for finding in each.failures()]
-    infinite = any(finding.kind == "not finite" for finding in failures)
-    verdict: Verdict = "not decided" if failures else "unbiased"
-    if biased or infinite:
-        verdict = "wrong"
     exceptions = [error for each in judged for _, error in each.raised]
     return Audit(
         name,
-        verdict,
+        _verdict(bool(biased), failures),
         # of each kind of failure, the first
         (*_causes(biased, by_length), *{f.kind: f for f in reversed(failures)}.values()),
         tuple(row for each in judged for row in each.rows),
@@ -109,6 +96,12 @@ def audit_advantages(
         exception=next(iter(exceptions), None),
         sizes="B, n",
     )
+
+
+def _verdict(biased: bool, failures: list[Finding]) -> Verdict:
+    if biased or any(finding.kind == "not finite" for finding in failures):
+        return "wrong"
+    return "not decided" if failures else "unbiased"
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +148,25 @@ class Judged:
         if refused:
             notes.append(f"Groups of one sample are refused ({in_words(refused[-1])}).")
         return notes
+
+
+def _judge_sizes(
+    function: Callable[..., Tensor],
+    family: list[Outcomes],
+    tokens: bool,
+    tell: Callable[[str, float], None],
+) -> list[Judged]:
+    """Enumerate batches of every size."""
+    sizes = TOKEN_GROUPS if tokens else GROUPS
+    judged = []
+    for position, size in enumerate(sizes):
+
+        def tick(policy: str, share: float, position: int = position) -> None:
+            tell(policy, (position + share) / len(sizes))
+
+        judged.append(_judge_size(function, family, size, tokens, tick))
+    tell("", 1.0)
+    return judged
 
 
 def _judge_size(

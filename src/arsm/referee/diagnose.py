@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -273,31 +274,9 @@ def _temperature(means: Sequence[Means]) -> Finding | None:
     # Of p (0) and p tempered (1): which one samples are drawn from, and which one their scores are
     # centred with. With a leave-one-out baseline that is the sampler's, whatever the score's is.
     for drawn, centre in ((1, 0), (1, 1), (0, 1)):
-
-        def predicted(
-            m: Means, temperature: float, drawn: int = drawn, centre: int = centre
-        ) -> Tensor:
-            p = (m.truth.p, (m.truth.p.log() / temperature).softmax(-1))
-            # E[f(z) (onehot(z) - centre)], the score of the one and the samples of the other
-            found = m.truth.weighted(p[drawn])
-            return (found - found.sum(-1, keepdim=True) * p[centre]) / (
-                1.0 if drawn else temperature
-            )
-
-        def misfit(
-            log_temperature: float, predicted: Callable[[Means, float], Tensor] = predicted
-        ) -> float:
-            z = [
-                (m.mean - predicted(m, math.exp(log_temperature)))
-                / m.standard_error.clamp_min(1e-9)
-                for m in means
-            ]
-            return sum(
-                float(x[m.half_width.isfinite()].square().sum())
-                for x, m in zip(z, means, strict=True)
-            )
-
+        predicted = partial(_at_two_temperatures, drawn=drawn, centre=centre)
         # in logarithms: half and double the temperature are equally far from 1
+        misfit = partial(_misfit, means, predicted)
         log_temperature = _minimise(misfit, math.log(0.1), math.log(10))
         temperature = math.exp(log_temperature)
         # at the temperature 1 there is nothing to tell, and another hypothesis may fit
@@ -308,6 +287,25 @@ def _temperature(means: Sequence[Means]) -> Finding | None:
                 "both.",
             )
     return None
+
+
+def _at_two_temperatures(m: Means, temperature: float, drawn: int, centre: int) -> Tensor:
+    """E[f(z) (onehot(z) - centre)], the score of the one and the samples of the other."""
+    p = (m.truth.p, (m.truth.p.log() / temperature).softmax(-1))
+    found = m.truth.weighted(p[drawn])
+    return (found - found.sum(-1, keepdim=True) * p[centre]) / (1.0 if drawn else temperature)
+
+
+def _misfit(
+    means: Sequence[Means], predicted: Callable[[Means, float], Tensor], log_temperature: float
+) -> float:
+    """The squared distance of all decided means from a prediction, in standard errors."""
+    total = 0.0
+    for m in means:
+        error = m.mean - predicted(m, math.exp(log_temperature))
+        z = error / m.standard_error.clamp_min(1e-9)
+        total += float(z[m.half_width.isfinite()].square().sum())
+    return total
 
 
 def _minimise(function: Callable[[float], float], low: float, high: float) -> float:

@@ -136,6 +136,16 @@ class AllDraws:
     ignored: bool = False
     """Whether the loss does not use f."""
 
+    @property
+    def infinite(self) -> dict[str, BaseException]:
+        """Failures by values that are not finite."""
+        return {x: e for x, e in self.failures.items() if isinstance(e, FloatingPointError)}
+
+    @property
+    def crashed(self) -> dict[str, BaseException]:
+        """All other failures."""
+        return {x: e for x, e in self.failures.items() if not isinstance(e, FloatingPointError)}
+
 
 def _measure(
     loss: Loss,
@@ -215,48 +225,67 @@ def judge(
     seconds: float = 0.0,
 ) -> Audit:
     """Compare all means at once: each comparison gets an equal share of the false-alarm rate."""
-    draws = measured.draws
-    failure = false_alarm / _comparisons(draws)
-    means = [_means(d, failure) for d in draws]
-    rows = {d.problem.name: _row(d, m, failure) for d, m in zip(draws, means, strict=True)}
-    rows |= _failed_rows(measured.failures, problems)
-    scale, missed = _length(draws, failure)
-    # the common length finds errors that are too small for any single entry
-    wrong_length = scale is not None and not scale.low <= 1 <= scale.high
-    deviates = wrong_length or any(row.rejected for row in rows.values())
-    infinite = {x: e for x, e in measured.failures.items() if isinstance(e, FloatingPointError)}
-    crashed = {x: e for x, e in measured.failures.items() if x not in infinite}
-    of_parameters = [_parameters(d, failure) for d in draws if d.problem.learns]
-    wrong_parameters = [note for note, wrong in of_parameters if wrong and parameters]
+    failure = false_alarm / _comparisons(measured.draws)
+    compared = _compare(measured.draws, failure)
+    of_parameters = [_parameters(d, failure) for d in measured.draws if d.problem.learns]
     # a note for everybody, a verdict only for those who asked for it
-    rejected = measured.ignored or deviates or bool(wrong_parameters)
-    undecided = [] if rejected else _too_few_draws(draws)
+    wrong_parameters = [note for note, wrong in of_parameters if wrong and parameters]
+    rejected = measured.ignored or compared.deviates or bool(wrong_parameters)
+    undecided = [] if rejected else _too_few_draws(measured.draws)
     # the most important first: `diagnosis` is the first one's kind
     findings = [
-        *_not_finite(infinite, problems),
-        *_causes(means, measured.ignored, deviates),
+        *_not_finite(measured.infinite, problems),
+        *_causes(compared.means, measured.ignored, compared.deviates),
         *(Finding("parameters", note) for note in wrong_parameters),
-        *_crashes(crashed, problems),
+        *_crashes(measured.crashed, problems),
         *undecided,
     ]
-    verdict: Verdict = "unbiased"
-    # what was seen to be wrong stays wrong, whatever else could not be decided
-    if crashed or undecided:
-        verdict = "not decided"
-    if rejected or infinite:
-        verdict = "wrong"
+    rows = compared.rows | _failed_rows(measured.failures, problems)
     return Audit(
         name,
-        verdict,
+        _verdict(measured, rejected, bool(undecided)),
         tuple(findings),
         tuple(rows[p.name] for p in problems),
         false_alarm,
-        scale,
-        missed,
+        compared.scale,
+        compared.missed,
         (*measured.notes, *(note for note, _ in of_parameters)),
         seconds=seconds,
         exception=next(iter(measured.failures.values()), None),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedMeans:
+    """All means beside the exact gradients."""
+
+    means: list[Means]
+    rows: dict[str, Row]
+    """By problem."""
+    scale: Interval | None
+    """The common length in the right direction."""
+    missed: float | None
+    """The error of that length that could have been missed."""
+
+    @property
+    def deviates(self) -> bool:
+        """Whether some entry, or the common length, is outside of its interval."""
+        # the common length finds errors that are too small for any single entry
+        wrong_length = self.scale is not None and not self.scale.low <= 1 <= self.scale.high
+        return wrong_length or any(row.rejected for row in self.rows.values())
+
+
+def _compare(draws: Sequence[Draws], failure: float) -> JudgedMeans:
+    means = [_means(d, failure) for d in draws]
+    rows = {d.problem.name: _row(d, m, failure) for d, m in zip(draws, means, strict=True)}
+    return JudgedMeans(means, rows, *_length(draws, failure))
+
+
+def _verdict(measured: AllDraws, rejected: bool, undecided: bool) -> Verdict:
+    # what was seen to be wrong stays wrong, whatever else could not be decided
+    if rejected or measured.infinite:
+        return "wrong"
+    return "not decided" if measured.crashed or undecided else "unbiased"
 
 
 def _comparisons(draws: Sequence[Draws]) -> int:

@@ -178,22 +178,8 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
         )
 
 
-def check_options(
-    max_tokens: int,
-    min_tokens: int,
-    eos: Ends,
-    stop: object,
-    temperature: float,
-    kl: float,
-    reference: Model | None,
-    rows: int,
-    micro_batch: int,
-    completions: Tensor | None,
-    log_probs: Tensor | None,
-    importance: object,
-    engine: object,
-) -> None:
-    """Require numbers in their range, and options that go together."""
+def check_ends(max_tokens: int, min_tokens: int, eos: Ends, stop: object) -> None:
+    """Require lengths in their range, and tokens or a function that end a sequence."""
     check_count("max_tokens", max_tokens)
     if eos is not None and not all_ends(eos):
         raise ValueError(
@@ -212,13 +198,10 @@ def check_options(
             "stop must be a function of a completion's tokens so far, such as lambda tokens: "
             f"tokens[-2:] == [3, 4], but is a {type(stop).__name__}."
         )
-    # the contract of engines has no words for either
-    if engine is not None and (min_tokens or stop is not None):
-        raise ValueError(
-            "An engine ends sequences at eos alone; leave min_tokens and stop out, or the engine."
-        )
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
+
+
+def check_costs(kl: float, reference: Model | None) -> None:
+    """Require a cost together with a model to stay close to."""
     if not 0 <= kl < math.inf:
         raise ValueError(f"kl must be a finite number of at least 0, but is {kl}.")
     # one without the other is a mistake that would train without any cost
@@ -228,8 +211,18 @@ def check_options(
             + ("reference is missing." if reference is None else "kl is 0.")
         )
     _check_wrapped(reference)
+
+
+def check_sizes(rows: int, micro_batch: int) -> None:
+    """Require batch sizes that can hold something."""
     check_count("rows", rows, 2)  # one for a sequence and one for its branch
     check_count("micro_batch", micro_batch)
+
+
+def check_given_options(
+    completions: Tensor | None, log_probs: Tensor | None, importance: object
+) -> None:
+    """Require what belongs to given completions to come with them."""
     if log_probs is not None and completions is None:
         raise ValueError("log_probs are those of given completions, but completions is None.")
     if importance is not None and log_probs is None:
@@ -237,7 +230,18 @@ def check_options(
             "importance divides by the sampler's probabilities of given completions; pass "
             "completions and log_probs."
         )
-    if engine is not None and not callable(getattr(engine, "complete", None)):
+
+
+def check_engine(engine: object, min_tokens: int, stop: object) -> None:
+    """Require a sampler, and no way to end sequences that it does not know."""
+    if engine is None:
+        return
+    # the contract of engines has no words for either
+    if min_tokens or stop is not None:
+        raise ValueError(
+            "An engine ends sequences at eos alone; leave min_tokens and stop out, or the engine."
+        )
+    if not callable(getattr(engine, "complete", None)):
         raise TypeError(
             "engine must have a method complete, as Server(url, module) has, but is a "
             f"{type(engine).__name__}."

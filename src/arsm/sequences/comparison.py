@@ -319,7 +319,8 @@ def compare(  # noqa: PLR0913  one call, all of its options by name
         for position, (label, strategy) in enumerate(named.items()):
             watched = _Watched(progress, label, position, len(named), repeats)
             once = partial(estimate, strategy, model, prompts, reward, **options)
-            measured.append(_measure(label, strategy, model, once, prompts.device, watched))
+            found = measure(label, strategy, model, once, repeats, prompts.device, watched)
+            measured.append(found)
     return Comparison(tuple(sorted(measured, key=lambda row: row.cost)), repeats)
 
 
@@ -377,20 +378,23 @@ def label_of(strategy: Strategy) -> str:
     return f"{type(strategy).__name__}({', '.join(words)})"
 
 
-def _measure(
+def measure(
     label: str,
     strategy: Strategy,
     model: Model,
     once: Callable[[], SequenceEstimate],
+    repeats: int,
     device: torch.device,
-    watched: _Watched,
+    watched: Callable[[int], None] = lambda repeat: None,
 ) -> Measured:
-    """All repeats of one strategy."""
+    """All repeats of one strategy; `once` makes an estimate, and `watched` hears which
+    one is next.
+    """
     moments = _Moments()
     tokens = []
     seconds = []
     memory = None
-    for repeat in range(watched.repeats):
+    for repeat in range(repeats):
         watched(repeat)
         one = _estimated(model, once, device)
         if repeat == 0:
@@ -408,7 +412,7 @@ def _measure(
         tokens_error=_standard_error(tokens),
         seconds=statistics.median(seconds),
         memory=memory,
-        signal=moments.squared_mean() - variance / watched.repeats,
+        signal=moments.squared_mean() - variance / repeats,
     )
 
 

@@ -36,6 +36,11 @@ Term: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`term(logits [S, V], row [S], step [S]) -> [S]`: a state's part of the surrogate,
 whose gradient is the credit.
 """
+ROUNDED = 8
+"""Parts have a multiple of so many rows, some without credit among them. With sizes that
+change from update to update, hardly any memory that a GPU's allocator holds would fit, and
+asking the device for hundreds of tensors takes longer than computing them.
+"""
 
 
 class MicroBatch(NamedTuple):
@@ -74,7 +79,8 @@ class Pass:
         return (self.credit.weights != 0).any(-1)
 
     def parts(self) -> list[MicroBatch]:
-        """The rows that have any credit, in as few parts as can be, of equal size.
+        """The rows that have any credit, in as few parts as can be, of equal size, the
+        longest first.
 
         Rows of about the same length are together: a part ends with its last state that
         has credit.
@@ -86,17 +92,28 @@ class Pass:
         order = length.argsort(stable=True)
         # all that the host must know, in one wait for the device and before there is work for it
         lengths = length[order].tolist()
-        first = bisect_right(lengths, 0)
         # rows without any credit come first in this order, and are left out
+        first = bisect_right(lengths, 0)
         count = -(-(len(lengths) - first) // self.micro_batch)
+        if count:
+            first = self._round_down(first, len(lengths), count)
         found = []
-        for i in range(count):
+        # the longest first: the others' tensors fit into the memory that it leaves
+        for i in reversed(range(count)):
             begin, end = (first + (len(lengths) - first) * j // count for j in (i, i + 1))
             rows = order[begin:end]
             longest = lengths[end - 1]
             states = credited[rows, :longest].flatten().nonzero().squeeze(-1)
             found.append(MicroBatch(rows, longest, states))
         return found
+
+    def _round_down(self, first: int, end: int, count: int) -> int:
+        """The first of the rows up to `end` that makes `count` parts of a multiple of
+        `ROUNDED` rows; `first` itself where rows are too few, or parts full.
+        """
+        rows = -(-(end - first) // (ROUNDED * count)) * ROUNDED * count
+        fits = rows <= min(end, self.micro_batch * count)
+        return end - rows if fits else first
 
     def read(self, part: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Prompts, sequences and mask of a part."""
@@ -209,7 +226,11 @@ class Later:
             # no token has any credit, as when all rewards are equal: the gradient is 0, not missing
             return [torch.zeros_like(parameter) for parameter in parameters]
         total = Total(parameters)
-        with limited_by("micro_batch", self.run.micro_batch, "computing the gradient"):
+        # one context around all parts: the casts of the weights are kept until it is left
+        with (
+            self._as_called(),
+            limited_by("micro_batch", self.run.micro_batch, "computing the gradient"),
+        ):
             for number, part in enumerate(self.parts):
                 whole = self._trunk(part)
                 # one walk through the graph is enough: it takes a tenth of a part's time
@@ -218,9 +239,12 @@ class Later:
                 self._add_part(whole, part, grad[self.run.prompt[part.rows]], total)
         return total.gradients
 
+    def _as_called(self) -> torch.autocast:
+        """The autocast of the call of `estimate`."""
+        return torch.autocast(*self._autocast)
+
     def _trunk(self, part: MicroBatch) -> Headed:
-        device, dtype, enabled = self._autocast
-        with torch.enable_grad(), torch.autocast(device, dtype, enabled):
+        with torch.enable_grad():
             return headed(self.run.model, *self.run.read(part))
 
     def _add_part(self, whole: Headed, part: MicroBatch, weight: Tensor, total: Total) -> None:
@@ -235,12 +259,11 @@ class Later:
         """The gradient of the hidden states, [m, L, D]; that of the head's parameters
         is added to the total.
         """
-        device, dtype, enabled = self._autocast
         # cut from the trunk's graph, which is walked once when all states have their gradient
         hidden = whole.hidden.detach().flatten(0, 1)
         backward = torch.zeros_like(hidden)
         for some in whole.parts(part.states):
-            with torch.enable_grad(), torch.autocast(device, dtype, enabled):
+            with torch.enable_grad():
                 # a leaf of its own per part: its graph is freed with the part's logits
                 leaf = hidden[some].requires_grad_()
                 row, step = some // part.length, some % part.length
@@ -284,7 +307,9 @@ class Total:
         """Add grad dvalue/dparameter; return grad dvalue/dleaf."""
         # one call for all: a second one would walk the graph again
         inputs = parameters if leaf is None else [*parameters, leaf]
-        found = torch.autograd.grad(value, inputs, grad, allow_unused=True)
+        # a backward pass has the types that the forward pass chose
+        with torch.autocast(value.device.type, enabled=False):
+            found = torch.autograd.grad(value, inputs, grad, allow_unused=True)
         again: list[tuple[Tensor, Tensor]] = []
         for parameter, each in zip(parameters, found, strict=False):
             i = self._place[id(parameter)]

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from arsm.checks import check_temperature
 from arsm.options import suggests
 from arsm.sequences.ahead import PlayedAhead
 from arsm.sequences.batch import (
@@ -32,12 +33,16 @@ from arsm.sequences.batch import (
 from arsm.sequences.checks import (
     Reward,
     check_cache,
+    check_costs,
+    check_ends,
+    check_engine,
+    check_given_options,
     check_kind,
     check_length,
-    check_options,
     check_padding,
     check_prompts,
     check_reward,
+    check_sizes,
     check_strategy,
     checked_rewards,
     first_logits,
@@ -56,6 +61,9 @@ from arsm.sequences.memory import limited_by
 from arsm.sequences.mismatch import check_sampler
 from arsm.sequences.model import Model, pad_before
 from arsm.sequences.sampler import TokenSampler
+
+COMPARED = 16
+"""Sequences of the model's own sampler that are compared with the model's pass."""
 
 
 @suggests("arsm.sequences.estimate")
@@ -123,37 +131,22 @@ def estimate(  # noqa: PLR0913  one call, all of its options by name
         An `SequenceEstimate`; `(-out.value.mean()).backward()` gives the parameters the
         gradient of the loss.
     """
+    # everything that can be refused is refused here, before a GPU has worked for minutes
     check_prompts(prompts, mask)
     check_reward(reward)
-    check_options(
-        max_tokens,
-        min_tokens,
-        eos,
-        stop,
-        temperature,
-        kl,
-        reference,
-        rows,
-        micro_batch,
-        completions,
-        log_probs,
-        importance,
-        engine,
-    )
+    check_ends(max_tokens, min_tokens, eos, stop)
+    check_temperature(temperature)
+    check_costs(kl, reference)
+    check_sizes(rows, micro_batch)
+    check_given_options(completions, log_probs, importance)
+    check_engine(engine, min_tokens, stop)
+    check_kind(strategy)
     shown = prompts  # to the reward, as the user padded them
     if mask is not None:
         prompts, mask = pad_before(prompts, mask.bool())
-    # everything that can be refused is refused here, before a GPU has worked for minutes
-    check_padding(model, prompts, mask)
-    for each in (model, reference):
-        check_length(each, prompts, mask, max_tokens)
-    check_kind(strategy)
-    if completions is None and engine is None:
-        logits = _remembered_logits(model, prompts, mask)
-    else:
-        logits = _first_logits(model, prompts, mask, cached=completions is not None)
+    logits = _trial(model, reference, prompts, mask, max_tokens, completions, engine)
     check_strategy(strategy, logits, eos)
-    vocabulary, dtype = logits.shape[-1], logits.dtype
+    vocabulary = logits.shape[-1]
     decoding = Decoding(max_tokens, eos, temperature, rows, min_tokens, stop)
     row = torch.arange(prompts.shape[0], device=prompts.device)
     call = _Call(
@@ -166,7 +159,7 @@ def estimate(  # noqa: PLR0913  one call, all of its options by name
         row=row.repeat_interleave(strategy.samples or 1),
         decoding=decoding,
         vocabulary=vocabulary,
-        dtype=dtype,
+        dtype=logits.dtype,
         reference=reference,
         kl=kl,
         importance=importance,
@@ -175,6 +168,26 @@ def estimate(  # noqa: PLR0913  one call, all of its options by name
         generator=generator,
     )
     return call.run(completions, log_probs)
+
+
+def _trial(
+    model: Model,
+    reference: Model | None,
+    prompts: Tensor,
+    mask: Tensor | None,
+    max_tokens: int,
+    completions: Tensor | None,
+    engine: Engine | None,
+) -> Tensor:
+    """Refuse prompts that do not fit into the models, and try the model on one of them: the
+    logits [1, V] of its first token.
+    """
+    check_padding(model, prompts, mask)
+    for each in (model, reference):
+        check_length(each, prompts, mask, max_tokens)
+    if completions is None and engine is None:
+        return _remembered_logits(model, prompts, mask)
+    return _first_logits(model, prompts, mask, cached=completions is not None)
 
 
 FIRST_LOGITS: WeakKeyDictionary[object, dict[object, Tensor]] = WeakKeyDictionary()
@@ -359,7 +372,7 @@ class _Call:
         rows = self.row.shape[0]
         if not true.elsewhere:
             # the model's own sampler differs by rounding alone, which some rows show
-            rows = min(rows, self.micro_batch)
+            rows = min(rows, self.micro_batch, COMPARED)
         return check_sampler(
             self.logits_of(true),
             [

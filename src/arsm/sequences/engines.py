@@ -295,21 +295,25 @@ class Server:
                 f"log-probability per token, but answered with {len(tokens)} and {len(log_probs)}"
             )
         for row, most, scores in zip(tokens, wanted, log_probs, strict=True):
-            # a continuation that stops early would be taken for one that has ended
-            end = next(
-                (place + 1 for place, token in enumerate(row) if token in all_ends(eos)), most
-            )
-            if end != len(row):
-                self._fail(
-                    f"must continue a prefix to its end of sequence or by {most} tokens, but sent "
-                    f"{row}"
-                )
-            if min(row) < 0 or not all(-math.inf < score <= 1e-3 for score in scores):
-                self._fail(
-                    f"must send tokens from 0 on and finite log-probabilities, but sent {row} and "
-                    f"{scores}"
-                )
+            self._check_continuation(row, most, scores, eos)
         return tokens, log_probs
+
+    def _check_continuation(
+        self, row: list[int], most: int, scores: list[float], eos: Ends
+    ) -> None:
+        """Require tokens to the end of sequence or `most` of them, with probabilities."""
+        ends = all_ends(eos)
+        # a continuation that stops early would be taken for one that has ended
+        end = next((place + 1 for place, token in enumerate(row) if token in ends), most)
+        if end != len(row):
+            self._fail(
+                f"must continue a prefix to its end of sequence or by {most} tokens, but sent {row}"
+            )
+        if min(row) < 0 or not all(-math.inf < score <= 1e-3 for score in scores):
+            self._fail(
+                f"must send tokens from 0 on and finite log-probabilities, but sent {row} and "
+                f"{scores}"
+            )
 
     def _fail(self, what: str) -> NoReturn:
         raise EngineFailure(f"The engine at {self.url} {what}.")

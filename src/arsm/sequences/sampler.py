@@ -21,6 +21,10 @@ from arsm.sequences.slots import Slots, Waves, decoder
 
 LEAST_SLOTS = 64
 """Slots are kept from call to call, for at least this many rows."""
+AHEAD = 3
+"""Slots for branches that are played ahead, per sequence. Branches that find none are played
+afterwards, with a cache that is filled once more, and as many steps again.
+"""
 DECODERS: WeakKeyDictionary[object, dict[tuple[torch.dtype | None, int], Slots | Waves]] = (
     WeakKeyDictionary()
 )
@@ -75,7 +79,7 @@ class TokenSampler:
         self, prompts: Tensor, mask: Tensor | None, row: Tensor, draws: int, ahead: bool
     ) -> tuple[Sampled, Tensor, PlayedAhead | None]:
         # branches play beside their sequences: in slots of their own, if possible
-        decoder = self.slots((2 if ahead else 1) * row.shape[0])
+        decoder = self.slots((1 + AHEAD if ahead else 1) * row.shape[0])
         options = prompts, mask, row, self.decoding, draws, self.generator
         if ahead and isinstance(decoder, Slots):
             sampled, played = decoder.sample_ahead(*options)

@@ -28,8 +28,10 @@ from arsm.sequences.model import Model, SlotModel, SlotsRefused
 
 ALIGNED = 8
 """Columns of a cache are a multiple of this: fused attention needs its masks aligned."""
-LEAST_CAPTURED = 32
+LEAST_CAPTURED = 64
 """A GPU's step takes as long with fewer rows: no graph is captured for them."""
+LARGE = 256
+"""A GPU's step takes longer with more rows: then three quarters of them are worth a graph."""
 COPIED = 128
 """Most rows copied at once: a copy holds them a second time."""
 PREFILLED = 1 << 16
@@ -249,6 +251,9 @@ class Slots:
         some = slice(begin, begin + self.known)
         # a start feeds its own token: only what comes before is read here
         filled = job.prompt + int(job.true.starts.index.max())
+        # few lengths, so that memory held from an earlier call fits; nobody reads the columns
+        # behind a start before they are written
+        filled = min(-(-filled // ALIGNED) * ALIGNED, job.known.shape[1])
         padding = None if job.mask is None else job.mask[some]
         store, first = self._filled(job.known[some, :filled], padding, job.prompt)
         return _Source(begin, store, first)
@@ -356,13 +361,14 @@ class Slots:
         return rows, before
 
     def _fitting(self, count: int) -> int:
-        """The fewest slots, by halving, that hold so many rows."""
+        """The fewest slots, by halving, that hold so many rows; or three quarters of them."""
         # by halving, so that a handful of graphs serves every number of rows
-        least = LEAST_CAPTURED if self._captures() else 1
+        least = max(count, LEAST_CAPTURED if self._captures() else 1)
         size = self.rows
-        while (half := (size + 1) // 2) >= max(count, least) and half < size:
+        while (half := (size + 1) // 2) >= least and half < size:
             size = half
-        return size
+        quarters = -(-3 * size // 4)
+        return quarters if size > LARGE and quarters >= least else size
 
     def _shrunk(self, board: Board, size: int, playing: int) -> int:
         """Move the rows that still play to the front, where fewer slots hold them;

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arsm.sequences.heads import Headed
@@ -21,6 +22,9 @@ more."""
 SAME_LOGITS = {2: 1e-2, 4: 1e-4, 8: 1e-9}
 """By the bytes of a logit, the most difference, relative to the largest logit, between
 the model's own logits and its head's: the same computation twice."""
+
+COLUMNS = 16
+"""Passes over whole sequences read a multiple of so many tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +141,7 @@ class Transformers:
         # Behind the tokens, padding needs no mask: attention is plainly causal, for which there are
         # faster functions, and no position sees nothing at all, whose gradient may be NaN.
         read, state = padded_behind(prompts, tokens, mask)
+        read = self._rounded(read)
         hook = head.register_forward_pre_hook(keep_last)
         try:
             own = self._forward(read, None, read.shape[1], use_cache=False).logits
@@ -150,6 +155,16 @@ class Transformers:
         hidden = entered[0]
         hidden = hidden.gather(1, state.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
         return Headed(hidden, lambda hidden: after(head(hidden)), own.shape[-1])
+
+    def _rounded(self, tokens: Tensor) -> Tensor:
+        """The tokens [N, L] with padding behind, where a causal model does not see it, so that
+        few lengths occur: memory and programs made for one serve many calls.
+        """
+        width = tokens.shape[1]
+        rounded = -(-width // COLUMNS) * COLUMNS
+        if self.positions is not None:
+            rounded = max(width, min(rounded, self.positions))
+        return F.pad(tokens, (0, rounded - width))
 
     def slots(self, dtype: torch.dtype | None = None) -> SlotModel:
         """The model for decoding in slots, compared with itself on a few tokens; raises

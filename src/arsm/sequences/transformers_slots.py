@@ -183,10 +183,11 @@ class TransformersSlots:
             stored = self._prefilled(tokens, mask)
         finally:
             self._attend(FOLDED)
+        padding = None if mask is None else ~mask[:, None, :, None]
         for number, pair in enumerate(stored):
             for kind, tensor in enumerate(pair):
-                if mask is not None:  # some attention functions make padding NaN
-                    tensor = tensor.masked_fill(~mask[:, None, :, None], 0)
+                if padding is not None:  # some attention functions make padding NaN
+                    tensor = tensor.masked_fill(padding, 0)
                 cache[number, kind, :, :, :length] = tensor
 
     def decoder(self, cache: Tensor) -> Decode:

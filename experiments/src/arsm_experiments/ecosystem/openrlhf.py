@@ -17,16 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from arsm.referee import Objective, TrainerBatch
 from arsm.referee.language import TrainerLoss
 from arsm_experiments.ecosystem.entry import Entry, Found, from_package, refereed
+from arsm_experiments.ecosystem.padded import padded_answers
 from arsm_experiments.ecosystem.partly import absent, without_init
 
 VERSION = "0.11.2"
-WIDTH = 5
-"""Answers are padded to a fixed length."""
 DIVERGENCE = Objective(beta=0.3)
 STALE = Objective(stale=True)
 REQUIRES = ("transformers==5.15.0", f"--no-deps openrlhf=={VERSION}")
@@ -73,50 +71,32 @@ def openrlhf_loss(
     """
 
     def build() -> TrainerLoss:
-        losses, utils, sizes, makers = modules()
+        losses, utils, sizes, _ = modules()
         by_token = aggregation != "seq-mean-token-mean"
         policy_loss = losses.PolicyLoss(token_level_loss=by_token, **policy)
 
-        def advantages(batch: TrainerBatch, mask: Tensor, kl: Tensor) -> Tensor:
-            strategy = SimpleNamespace(args=arguments(advantage, batch.answers, no_std_norm))
-            maker = makers.RemoteExperienceMaker(
-                None, None, None, None, SimpleNamespace(value=batch.beta), strategy, None
-            )
-            experience = makers.Experience(
-                index=list(range(len(mask))),
-                rewards=batch.rewards.clone(),
-                action_mask=mask.bool(),
-                kl=kl,
-                values=0.1 * mask,
-                info={},
-            )
-            (found,) = maker.compute_advantages_and_returns([experience])
-            return found.advantages
-
         def loss(batch: TrainerBatch) -> Tensor:
-            extra = (0, WIDTH - batch.mask.shape[1])
-            mask = pad(batch.mask, extra).float()
-            log_p = pad(batch.log_p(), extra)
+            answers = padded_answers(batch)
+            mask, log_p = answers.mask, answers.log_p
             old = log_p.detach()
-            reference = pad(batch.reference_log_p, extra)
             kl = torch.zeros_like(old)
             if kl_reward:
-                kl = utils.compute_approx_kl(old, reference, kl_estimator=kl_reward)
+                kl = utils.compute_approx_kl(old, answers.reference, kl_estimator=kl_reward)
             info = sizes.get_loss_batch_info(None, mask)
             if not aggregation:
                 info["batch_num_tokens"] = len(mask)
             value, *_ = policy_loss(
                 log_p,
                 old,
-                advantages(batch, mask, kl),
+                advantages_by(arguments(advantage, batch.answers, no_std_norm), batch, mask, kl),
                 action_mask=mask,
-                rollout_log_probs=pad(batch.sampler_log_p, extra),
+                rollout_log_probs=answers.sampler,
                 **info,
             )
             if kl_loss:
                 kl = utils.compute_approx_kl(
                     log_p,
-                    reference,
+                    answers.reference,
                     log_probs_old=old,
                     kl_estimator=kl_loss,
                     unbiased_gradient=unbiased_gradient,
@@ -127,6 +107,27 @@ def openrlhf_loss(
         return loss
 
     return build
+
+
+def advantages_by(
+    options: SimpleNamespace, batch: TrainerBatch, mask: Tensor, kl: Tensor
+) -> Tensor:
+    """Advantages by its `RemoteExperienceMaker`."""
+    *_, makers = modules()
+    strategy = SimpleNamespace(args=options)
+    maker = makers.RemoteExperienceMaker(
+        None, None, None, None, SimpleNamespace(value=batch.beta), strategy, None
+    )
+    experience = makers.Experience(
+        index=list(range(len(mask))),
+        rewards=batch.rewards.clone(),
+        action_mask=mask.bool(),
+        kl=kl,
+        values=0.1 * mask,
+        info={},
+    )
+    (found,) = maker.compute_advantages_and_returns([experience])
+    return found.advantages
 
 
 def entry(name: str, claim: str, run: Callable[[], Found]) -> Entry:

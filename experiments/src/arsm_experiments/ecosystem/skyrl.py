@@ -14,19 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 import arsm
 from arsm.referee import Objective, TrainerBatch
 from arsm.referee.language import TrainerLoss
 from arsm_experiments.ecosystem.entry import Entry, Found, from_package, in_columns, refereed
+from arsm_experiments.ecosystem.padded import padded_answers
 from arsm_experiments.ecosystem.partly import without_init
 
 VERSION = "0.4.0"
-WIDTH = 5
-"""Answers are padded to a fixed length."""
 RIGHT = "seq_mean_token_sum_norm"
 DIVERGENCE = Objective(beta=0.3)
 STALE = Objective(stale=True)
@@ -68,61 +65,68 @@ def skyrl_loss(
 
     def build() -> TrainerLoss:
         algos = algorithms()
-        numpy = from_package("numpy")
         reduced = from_package("skyrl.backends.skyrl_train.utils.torch_utils").masked_mean
-        config = from_package("skyrl.train.config").AlgorithmConfig(
-            policy_loss_type=policy, loss_reduction=reduction
-        )
-        for name, value in (correction or {}).items():
-            setattr(config.off_policy_correction, name, value)
-        for part, options in (parts or {}).items():
-            for name, value in options.items():
-                setattr(getattr(config, part), name, value)
+        config = algorithm_config(policy, reduction, correction or {}, parts or {})
 
         def loss(batch: TrainerBatch) -> Tensor:
-            extra = (0, WIDTH - batch.mask.shape[1])
-            mask = pad(batch.mask, extra).float()
-            log_p = pad(batch.log_p(), extra)
-            sampler, reference = (
-                pad(batch.sampler_log_p, extra),
-                pad(batch.reference_log_p, extra),
-            )
-            old = log_p.detach() if stale else sampler
-            rewards = torch.zeros_like(mask)
-            last = batch.mask.sum(-1, keepdim=True) - 1
-            rewards.scatter_(1, last, batch.rewards.unsqueeze(-1))
+            answers = padded_answers(batch)
+            mask, log_p = answers.mask, answers.log_p
             if kl_reward:
-                kl = algos.compute_approx_kl(log_p.detach(), reference, mask, kl_reward)
-                rewards = rewards - batch.beta * kl
+                kl = algos.compute_approx_kl(log_p.detach(), answers.reference, mask, kl_reward)
+                answers = answers._replace(rewards=answers.rewards - batch.beta * kl)
             advantages, _ = algos.compute_advantages_and_returns(
-                rewards,
+                answers.rewards,
                 mask,
-                numpy.array(batch.group.tolist()),
+                from_package("numpy").array(batch.group.tolist()),
                 advantage,
                 config,
                 values=0.1 * mask,
                 grpo_norm_by_std=by_deviation,
             )
-            rows = len(mask)
-            scaled = algos.apply_loss_reduction_to_advantages_minibatch(
-                advantages,
-                mask,
-                reduction,
-                micro_batch_size=batch.answers,
-                max_seq_len=1,
-                prompt_boundaries=[(i, i + batch.answers) for i in range(0, rows, batch.answers)],
-            )
             value, _ = algos.PolicyLossRegistry.get(policy)(
-                log_p, old, scaled, config, loss_mask=mask, rollout_logprobs=sampler
+                log_p,
+                log_p.detach() if stale else answers.sampler,
+                scaled_advantages(advantages, mask, reduction, batch.answers),
+                config,
+                loss_mask=mask,
+                rollout_logprobs=answers.sampler,
             )
             if kl_loss:  # as its worker adds it
-                kl = algos.compute_approx_kl(log_p, reference, mask, kl_loss)
+                kl = algos.compute_approx_kl(log_p, answers.reference, mask, kl_loss)
                 value = value + batch.beta * reduced(kl, mask, dim=-1).mean()
             return value
 
         return loss
 
     return build
+
+
+def algorithm_config(
+    policy: str, reduction: str, correction: dict[str, Any], parts: dict[str, dict[str, Any]]
+) -> Any:
+    """SkyRL's configuration, with options of its off-policy correction and of nested parts."""
+    config = from_package("skyrl.train.config").AlgorithmConfig(
+        policy_loss_type=policy, loss_reduction=reduction
+    )
+    for name, value in correction.items():
+        setattr(config.off_policy_correction, name, value)
+    for part, options in parts.items():
+        for name, value in options.items():
+            setattr(getattr(config, part), name, value)
+    return config
+
+
+def scaled_advantages(advantages: Tensor, mask: Tensor, reduction: str, answers: int) -> Tensor:
+    """Advantages by which a sum over tokens becomes the reduction, as SkyRL's trainer does."""
+    rows = len(mask)
+    return algorithms().apply_loss_reduction_to_advantages_minibatch(
+        advantages,
+        mask,
+        reduction,
+        micro_batch_size=answers,
+        max_seq_len=1,
+        prompt_boundaries=[(i, i + answers) for i in range(0, rows, answers)],
+    )
 
 
 def entry(name: str, claim: str, run: Callable[[], Found]) -> Entry:

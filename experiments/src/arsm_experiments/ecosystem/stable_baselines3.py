@@ -13,76 +13,90 @@ from arsm.referee.bounds import bernstein, student
 from arsm_experiments.ecosystem.entry import Entry, Found, from_package
 
 RATE = 1e-6
+FIRST, SECOND = [0.2, -0.5], [[1.0, -0.3], [0.4, 0.9]]
+"""Rewards of both steps, by state and action."""
 
 
 def a2c(discount: float) -> Callable[[], Found]:
     """A2C's gradient of its policy on a decision process of two steps, against the enumerated one.
 
-    In state 0 an action leads to state 1 or 2, there another one ends the episode; both steps are
-    rewarded. The policy is a table (one-hot observations, one linear layer). The loss is a mean
-    over steps, hence half the sum.
+    The policy is a table (one-hot observations, one linear layer). The loss is a mean over steps,
+    hence half the sum.
     """
 
     def run() -> Found:
-        np, gym, sb3 = (
-            from_package("numpy"),
-            from_package("gymnasium"),
-            from_package("stable_baselines3"),
-        )
-        first, second = [0.2, -0.5], [[1.0, -0.3], [0.4, 0.9]]
-
-        class TwoSteps(gym.Env):
-            observation_space = gym.spaces.Box(0, 1, (3,), np.float32)
-            action_space = gym.spaces.Discrete(2)
-
-            def _see(self) -> Any:
-                return np.eye(3, dtype=np.float32)[self.state]
-
-            def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-                self.state = 0
-                return self._see(), {}
-
-            def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
-                if self.state == 0:
-                    reward, self.state, done = first[action], 1 + int(action), False
-                else:
-                    reward, done = second[self.state - 1][action], True
-                return self._see(), reward, done, False, {}
-
-        agent = sb3.A2C(
-            "MlpPolicy",
-            TwoSteps(),
-            n_steps=64,
-            gamma=discount,
-            gae_lambda=1.0,
-            ent_coef=0.0,
-            vf_coef=0.0,
-            max_grad_norm=math.inf,
-            use_rms_prop=False,
-            seed=0,
-            policy_kwargs={"net_arch": [], "ortho_init": False},
-        )
-        agent.policy.optimizer = torch.optim.SGD(agent.policy.parameters(), lr=0.0)
-        agent.lr_schedule = lambda _: 0.0
+        agent = standing_agent(discount)
         weight = agent.policy.action_net.weight
-        with torch.no_grad():
-            agent.policy.action_net.bias.zero_()
-            weight.copy_(torch.tensor([[0.4, -0.3, 0.1], [-0.4, 0.3, -0.1]]))
-            agent.policy.value_net.weight.copy_(torch.tensor([[0.3, 0.1, -0.2]]))
         _, callback = agent._setup_learn(10**9, None)
         draws = []
         for _ in range(400):
             agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, n_rollout_steps=64)
             agent.train()
             draws.append(-weight.grad.T.flatten().double())
-        logits = weight.detach().double().T.clone().requires_grad_()
-        p = logits.softmax(-1)
-        later = (p[1:] * torch.tensor(second, dtype=p.dtype)).sum(-1)
-        value = (p[0] * (torch.tensor(first, dtype=p.dtype) + discount * later)).sum()
-        truth = torch.autograd.grad(value, logits)[0].flatten() / 2
-        return compared(torch.stack(draws), truth)
+        return compared(torch.stack(draws), enumerated_gradient(weight, discount) / 2)
 
     return run
+
+
+def two_steps() -> Any:
+    """In state 0 an action leads to state 1 or 2, there another one ends the episode; both steps
+    are rewarded.
+    """
+    np, gym = from_package("numpy"), from_package("gymnasium")
+
+    class TwoSteps(gym.Env):
+        observation_space = gym.spaces.Box(0, 1, (3,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def _see(self) -> Any:
+            return np.eye(3, dtype=np.float32)[self.state]
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+            self.state = 0
+            return self._see(), {}
+
+        def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
+            if self.state == 0:
+                reward, self.state, done = FIRST[action], 1 + int(action), False
+            else:
+                reward, done = SECOND[self.state - 1][action], True
+            return self._see(), reward, done, False, {}
+
+    return TwoSteps()
+
+
+def standing_agent(discount: float) -> Any:
+    """An agent of A2C whose policy is a table that does not move."""
+    agent = from_package("stable_baselines3").A2C(
+        "MlpPolicy",
+        two_steps(),
+        n_steps=64,
+        gamma=discount,
+        gae_lambda=1.0,
+        ent_coef=0.0,
+        vf_coef=0.0,
+        max_grad_norm=math.inf,
+        use_rms_prop=False,
+        seed=0,
+        policy_kwargs={"net_arch": [], "ortho_init": False},
+    )
+    agent.policy.optimizer = torch.optim.SGD(agent.policy.parameters(), lr=0.0)
+    agent.lr_schedule = lambda _: 0.0
+    with torch.no_grad():
+        agent.policy.action_net.bias.zero_()
+        weight = torch.tensor([[0.4, -0.3, 0.1], [-0.4, 0.3, -0.1]])
+        agent.policy.action_net.weight.copy_(weight)
+        agent.policy.value_net.weight.copy_(torch.tensor([[0.3, 0.1, -0.2]]))
+    return agent
+
+
+def enumerated_gradient(weight: Tensor, discount: float) -> Tensor:
+    """The gradient of the discounted return in the logits, the weights [2, 3] of a layer."""
+    logits = weight.detach().double().T.clone().requires_grad_()
+    p = logits.softmax(-1)
+    later = (p[1:] * torch.tensor(SECOND, dtype=p.dtype)).sum(-1)
+    value = (p[0] * (torch.tensor(FIRST, dtype=p.dtype) + discount * later)).sum()
+    return torch.autograd.grad(value, logits)[0].flatten()
 
 
 def compared(draws: Tensor, truth: Tensor) -> Found:

@@ -12,17 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from arsm.referee import Objective, TrainerBatch
 from arsm.referee.language import TrainerLoss
 from arsm_experiments.ecosystem.entry import Entry, Found, from_package, refereed
+from arsm_experiments.ecosystem.padded import PaddedAnswers, padded_answers, widened
 
 PACKAGE, VERSION = "verl", "0.9.1"
 OLD = "0.7.0"
 """The last release whose `seq-mean-token-sum-norm` left the mean out (verl 5417)."""
-WIDTH = 5
-"""verl pads answers to a fixed length."""
 RIGHT = "seq-mean-token-sum"
 DIVERGENCE = Objective(beta=0.3)
 
@@ -39,64 +37,70 @@ def verl_loss(
     """A whole loss of verl's own parts; `divisor` is its option `loss_scale_factor`."""
 
     def build() -> TrainerLoss:
-        numpy = from_package("numpy")
         algos = from_package("verl.trainer.ppo.core_algos")
-        config = from_package("verl.workers.config")
         algorithm = from_package("verl.trainer.config").AlgoConfig()
-        actor = config.ActorConfig(
-            strategy="fsdp",
-            rollout_n=2,
-            ppo_micro_batch_size_per_gpu=1,
-            policy_loss=config.PolicyLossConfig(loss_mode=policy, **policy_options),
-        )
-        if divisor is not None:
-            actor.global_batch_info["loss_scale_factor"] = divisor
+        actor = actor_config(policy, policy_options, divisor)
 
         def loss(batch: TrainerBatch) -> Tensor:
-            extra = (0, WIDTH - batch.mask.shape[1])
-            mask = pad(batch.mask, extra).float()
-            log_p = pad(batch.log_p(), extra)
-            old, reference = pad(batch.sampler_log_p, extra), pad(batch.reference_log_p, extra)
-            rewards = torch.zeros_like(old)
-            last = batch.mask.sum(-1, keepdim=True) - 1
-            rewards.scatter_(1, last, batch.rewards.unsqueeze(-1))
+            answers = padded_answers(batch)
             if kl_reward:
-                rewards = (
-                    rewards
-                    - batch.beta * algos.kl_penalty(log_p.detach(), reference, kl_reward) * mask
-                )
-            p = batch.logits().detach().softmax(-1).square().sum(-1)
-            given = {
-                "token_level_rewards": rewards,
-                "response_mask": mask,
-                "index": numpy.array(batch.group.tolist()),
-                "config": algorithm,
-                "values": 0.1 * mask,
-                "gamma": 1.0,
-                "lam": 1.0,
-                "reward_baselines": torch.full_like(batch.rewards, 0.2),
-                "old_log_probs": old,
-                "sum_pi_squared": pad(p, extra),
-            }
-            function = algos.get_adv_estimator_fn(advantage)
-            names = function.__code__.co_varnames[: function.__code__.co_argcount]
-            a, _ = function(**{name: value for name, value in given.items() if name in names})
+                kl = algos.kl_penalty(answers.log_p.detach(), answers.reference, kl_reward)
+                rewards = answers.rewards - batch.beta * kl * answers.mask
+                answers = answers._replace(rewards=rewards)
             value, _ = algos.get_policy_loss_fn(policy)(
-                old_log_prob=old,
-                log_prob=log_p,
-                advantages=a,
-                response_mask=mask,
+                old_log_prob=answers.sampler,
+                log_prob=answers.log_p,
+                advantages=advantages_by(advantage, algorithm, batch, answers),
+                response_mask=answers.mask,
                 loss_agg_mode=aggregation,
                 config=actor,
             )
             if kl_loss:
-                kl = algos.kl_penalty(log_p, reference, kl_loss)
-                value = value + batch.beta * algos.agg_loss(kl, mask, aggregation)
+                kl = algos.kl_penalty(answers.log_p, answers.reference, kl_loss)
+                value = value + batch.beta * algos.agg_loss(kl, answers.mask, aggregation)
             return value
 
         return loss
 
     return build
+
+
+def actor_config(policy: str, options: dict[str, Any], divisor: int | None) -> Any:
+    """verl's configuration of an actor with this policy loss."""
+    config = from_package("verl.workers.config")
+    actor = config.ActorConfig(
+        strategy="fsdp",
+        rollout_n=2,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=config.PolicyLossConfig(loss_mode=policy, **options),
+    )
+    if divisor is not None:
+        actor.global_batch_info["loss_scale_factor"] = divisor
+    return actor
+
+
+def advantages_by(
+    advantage: str, algorithm: Any, batch: TrainerBatch, answers: PaddedAnswers
+) -> Tensor:
+    """Advantages by a function of verl's registry, which gets the arguments that it names."""
+    algos = from_package("verl.trainer.ppo.core_algos")
+    squares = batch.logits().detach().softmax(-1).square().sum(-1)
+    given = {
+        "token_level_rewards": answers.rewards,
+        "response_mask": answers.mask,
+        "index": from_package("numpy").array(batch.group.tolist()),
+        "config": algorithm,
+        "values": 0.1 * answers.mask,
+        "gamma": 1.0,
+        "lam": 1.0,
+        "reward_baselines": torch.full_like(batch.rewards, 0.2),
+        "old_log_probs": answers.sampler,
+        "sum_pi_squared": widened(squares),
+    }
+    function = algos.get_adv_estimator_fn(advantage)
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    found, _ = function(**{name: value for name, value in given.items() if name in names})
+    return found
 
 
 def entry(name: str, claim: str, run: Callable[[], Found], version: str = VERSION) -> Entry:

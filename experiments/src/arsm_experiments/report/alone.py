@@ -6,12 +6,12 @@ apart, one process at a time, and multiplied by the number of steps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from arsm_experiments.report.figures import Figure, Panel
+from arsm_experiments.runs import lines
 
 STEPS, SECONDS = "iteration", "second, one seed alone on an H200"
 ITERATIONS = "-iterations"
@@ -22,9 +22,8 @@ def step_times(folder: Path) -> dict[str, float]:
     """Milliseconds per training step by label, from an experiment's step_times.jsonl; empty if
     there is none.
     """
-    path = folder / "step_times.jsonl"
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return {line["label"]: line["milliseconds"] for line in map(json.loads, lines)}
+    found = lines.read(folder / "step_times.jsonl")
+    return {line["label"]: line["milliseconds"] for line in found}
 
 
 def with_time(figures: Sequence[Figure], folder: Path) -> list[Figure]:

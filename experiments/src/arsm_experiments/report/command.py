@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import Image
 from rich.console import Console
 
+from arsm_experiments.palette import same_pixels
 from arsm_experiments.report.alone import with_time
 from arsm_experiments.report.chapters import make_chapters
 from arsm_experiments.report.page import render
@@ -81,5 +84,9 @@ def export_sections(sections: Sequence[Section], folder: Path) -> None:
                 if shown(f"{name}.png"):
                     save_figure(figure, name, folder)
         for picture in section.pictures:
-            if shown(picture.name):
-                (folder / picture.name).write_bytes(picture.content)
+            path = folder / picture.name
+            if not shown(picture.name):
+                continue
+            if path.is_file() and same_pixels(path, Image.open(io.BytesIO(picture.content))):
+                continue
+            path.write_bytes(picture.content)

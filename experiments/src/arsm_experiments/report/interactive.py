@@ -185,16 +185,40 @@ def _layout(figure: Figure, width: Width) -> dict[str, Any]:
     heights = [max(NAME * len(panel.names) or PANEL for panel in row) for row in rows]
     titles = [TITLE_HEIGHT * max(len(lines(panel.title, TITLE)) for panel in row) for row in rows]
     inside = sum(heights) + sum(titles[1:]) + AXIS * (len(rows) - 1)
+    layout = _frame(figure, width, inside, titles[0])
+    gap = 56 / width.pixels
+    share = (1 - gap * (columns - 1)) / columns
+    top = 1.0
+    for row_number, (row, height, above_row) in enumerate(zip(rows, heights, titles, strict=True)):
+        top -= above_row / inside if row_number else 0
+        for column, panel in enumerate(row):
+            place = number(row_number * columns + column)
+            left = column * (share + gap)
+            layout[f"xaxis{place}"] = _x_axis(panel, next(iter(panel.views))) | {
+                "domain": [left, min(1.0, left + share)],
+                "anchor": f"y{place}",
+            }
+            layout[f"yaxis{place}"] = _y_axis(panel, width) | {
+                "domain": [max(0.0, top - height / inside), top],
+                "anchor": f"x{place}",
+            }
+            layout["annotations"].append(_title(panel, place))
+        top -= (height + AXIS) / inside
+    return layout
+
+
+def _frame(figure: Figure, width: Width, inside: float, first_title: int) -> dict[str, Any]:
+    """Everything around the panels, which are `inside` pixels high from the first title's end."""
     longest = max(len(name) for panel in figure.panels for name in (*panel.names, ""))
     left = (int(LETTER * longest) + 16 if width == WIDE else 16) if longest else 46
     # in Plotly a legend is as wide as the panels
     entrywidth, legend = _legend(figure, width.pixels - left)
-    above = BUTTONS * (len(figure.axes) > 1) + legend
-    margin = {"t": above + titles[0], "b": AXIS, "l": left, "r": 10, "autoexpand": False}
-    whole = inside + margin["t"] + margin["b"]
-    layout: dict[str, Any] = {
+    buttons = BUTTONS * (len(figure.axes) > 1)
+    above = buttons + legend + first_title
+    whole = inside + above + AXIS
+    return {
         "autosize": True,
-        "margin": margin,
+        "margin": {"t": above, "b": AXIS, "l": left, "r": 10, "autoexpand": False},
         "font": {"size": FONT, "family": "inherit"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -208,69 +232,47 @@ def _layout(figure: Figure, width: Width) -> dict[str, Any]:
             "tracegroupgap": 0,
             "itemclick": "toggle",
             "itemdoubleclick": "toggleothers",
-            **{
-                "x": 0,
-                "xref": "container",
-                "xanchor": "left",
-                "yref": "container",
-                "yanchor": "top",
-            },
-            "y": 1 - BUTTONS * (len(figure.axes) > 1) / whole,
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            "yref": "container",
+            "yanchor": "top",
+            "y": 1 - buttons / whole,
             "bgcolor": "rgba(0,0,0,0)",
         },
-        "updatemenus": [
-            {
-                **{
-                    "type": "buttons",
-                    "direction": "right",
-                    "bgcolor": "rgba(0,0,0,0)",
-                    "pad": {"l": 0, "t": 0},
-                },
-                **{
-                    "x": 0,
-                    "xanchor": "left",
-                    "y": 1 + (margin["t"] - 4) / inside,
-                    "yanchor": "top",
-                },
-            }
-        ]
-        * (len(figure.axes) > 1),
+        "updatemenus": [_menu(1 + (above - 4) / inside)] if buttons else [],
         "meta": {"height": whole},
     }
-    gap = 56 / width.pixels
-    share = (1 - gap * (columns - 1)) / columns
-    top = 1.0
-    for row_number, (row, height, above_row) in enumerate(zip(rows, heights, titles, strict=True)):
-        top -= above_row / inside if row_number else 0
-        for column, panel in enumerate(row):
-            place = number(row_number * columns + column)
-            left = column * (share + gap)
-            axis = next(iter(panel.views))
-            layout[f"xaxis{place}"] = _x_axis(panel, axis) | {
-                "domain": [left, min(1.0, left + share)],
-                "anchor": f"y{place}",
-            }
-            layout[f"yaxis{place}"] = _y_axis(panel, width) | {
-                "domain": [max(0.0, top - height / inside), top],
-                "anchor": f"x{place}",
-            }
-            layout["annotations"].append(
-                {
-                    "text": "<b>"
-                    + "<br>".join(html.escape(line) for line in lines(panel.title, TITLE))
-                    + "</b>",
-                    **{
-                        "x": 0,
-                        "xref": f"x{place} domain",
-                        "xanchor": "left",
-                        "align": "left",
-                        "showarrow": False,
-                    },
-                    **{"y": 1, "yref": f"y{place} domain", "yanchor": "bottom"},
-                }
-            )
-        top -= (height + AXIS) / inside
-    return layout
+
+
+def _menu(top: float) -> dict[str, Any]:
+    """The row of buttons, which are added later."""
+    return {
+        "type": "buttons",
+        "direction": "right",
+        "bgcolor": "rgba(0,0,0,0)",
+        "pad": {"l": 0, "t": 0},
+        "x": 0,
+        "xanchor": "left",
+        "y": top,
+        "yanchor": "top",
+    }
+
+
+def _title(panel: Panel, place: str) -> dict[str, Any]:
+    """A panel's title, above it."""
+    text = "<br>".join(html.escape(line) for line in lines(panel.title, TITLE))
+    return {
+        "text": f"<b>{text}</b>",
+        "x": 0,
+        "xref": f"x{place} domain",
+        "xanchor": "left",
+        "align": "left",
+        "showarrow": False,
+        "y": 1,
+        "yref": f"y{place} domain",
+        "yanchor": "bottom",
+    }
 
 
 def _legend(figure: Figure, width: int) -> tuple[float, int]:

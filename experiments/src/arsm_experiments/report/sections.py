@@ -221,12 +221,16 @@ def print_results(console: Console, section: Section) -> None:
 
 
 def results_csv(sections: Iterable[Section]) -> str:
-    """All results as table.csv."""
+    """All results as table.csv. Seconds, hardware and commit stand in the first line of a row, and
+    hold for its others.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
+    said = None
     for section in sections:
         for r in section.results:
+            row = f"{section.title}: {r.row}"
             session = r.record.sessions[-1]
             spread = "" if r.std is None else f"{r.std:.6g}"
             paper = "" if r.paper is None else f"{r.paper:g}"
@@ -235,15 +239,8 @@ def results_csv(sections: Iterable[Section]) -> str:
                 session["hardware"],
                 short_commit(session["commit"]),
             )
-            writer.writerow(
-                (
-                    f"{section.title}: {r.row}",
-                    r.metric,
-                    f"{r.mean:.6g}",
-                    spread,
-                    len(r.values),
-                    paper,
-                    *where,
-                )
-            )
+            again = said == (row, where)
+            said = row, where
+            numbers = (f"{r.mean:.6g}", spread, len(r.values), paper)
+            writer.writerow((row, r.metric, *numbers, *(("",) * len(where) if again else where)))
     return out.getvalue()

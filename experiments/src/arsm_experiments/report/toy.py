@@ -75,7 +75,9 @@ def _section(records: list[Record]) -> Section:
             {f"{slug}-traces": ("update",)},
         )
     ]
-    for title, key in (("Gradient estimates", "gradient"), ("Probabilities", "probability")):
+    traced = all(record.series("gradient_first")[0] for record in records)
+    parts = (("Gradient estimates", "gradient"), ("Probabilities", "probability"))
+    for title, key in parts if traced else ():
         caption = f"{title} of the first and the last category, on each estimator's own scale."
         if key == "probability":
             caption = "The last category is the best one, the first the worst."

@@ -63,12 +63,15 @@ class Row:
 
     def at_best(self, key: str) -> list[float]:
         """The metric at each seed's best validation, among the epochs that all seeds have
-        reached.
+        reached. An archive may have dropped that epoch's measurement of the other seeds.
         """
-        best = [
-            min(range(len(seed)), key=seed.__getitem__) for seed in values(self.shown, "validation")
-        ]
-        return [seed[place] for seed, place in zip(values(self.shown, key), best, strict=True)]
+        until = self.shown.series("validation")[0][-1]
+        wanted = self.shown.by_seed(key)
+        found = []
+        for seed, validation in self.shown.by_seed("validation").items():
+            reached = [step for step in validation if step <= until]
+            found.append(wanted[seed][min(reached, key=validation.__getitem__)])
+        return found
 
 
 def label_of(record: Record) -> str:
@@ -282,7 +285,7 @@ def _ceiling(rows: Sequence[Row]) -> float | None:
     """Where to cut the curves: rows far above the best one, and early epochs, would squeeze the
     rest.
     """
-    best = min(min(seed) for row in rows for seed in values(row.chosen, "validation"))
+    best = min(min(seed) for row in rows for seed in own_curves(row.chosen, "validation"))
     return (
         HIGHEST * best
         if max(values(row.chosen, "train")[0][0] for row in rows) > HIGHEST * best
@@ -306,30 +309,37 @@ def _cut(rows: Sequence[Row], ceiling: float | None) -> str:
 def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -> Panel:
     """The loss of every rate, each seed's best or last, of rows with several rates."""
     pick = min if which == "best" else (lambda seed: seed[-1])
-    series = []
-    for row in rows:
-        lowest = min(min(seed) for record in row.grid for seed in own_curves(record, "validation"))
-        if len(row.grid) < 2 or (ceiling is not None and lowest >= ceiling):
-            continue
-        rates = [record.config["rate"] for record in row.grid]
-        found = [[pick(seed) for seed in own_curves(record, "validation")] for record in row.grid]
-        first = [seeds[0] for seeds in found]
-        others = [
-            (rate, value) for rate, seeds in zip(rates, found, strict=True) for value in seeds[1:]
-        ]
-        chosen = rates.index(row.chosen.config["rate"])
-        name = f"{label_of(row.chosen)}, rate {rates[chosen]:g}"
-        series += [
-            Series(name, row.colour, rates, first, mark="linked"),
-            Series(
-                name,
-                row.colour,
-                [rate for rate, _ in others],
-                [value for _, value in others],
-                mark="dots",
-            ),
-            Series(name, row.colour, [rates[chosen]], [first[chosen]], mark="ring"),
-        ]
+    series = [each for row in rows if _compares(row, ceiling) for each in _of_rates(row, pick)]
     if ceiling is not None and all(value < ceiling for own in series for value in own.y):
         ceiling = None
     return Panel(f"{which}: {title}", {"learning rate": series}, log="y", ceiling=ceiling)
+
+
+def _compares(row: Row, ceiling: float | None) -> bool:
+    """Whether a row has several rates, and not all of them above the ceiling."""
+    losses = (loss for record in row.grid for loss in own_curves(record, "validation"))
+    return len(row.grid) > 1 and (ceiling is None or min(map(min, losses)) < ceiling)
+
+
+def _of_rates(row: Row, pick: Callable[[Sequence[float]], float]) -> list[Series]:
+    """A line through the first seeds, dots for the others, and a ring around the chosen rate."""
+    name = f"{label_of(row.chosen)}, rate {row.chosen.config['rate']:g}"
+    first: dict[float, float] = {}
+    others: list[tuple[float, float]] = []
+    for record in row.grid:
+        rate = record.config["rate"]
+        loss, *rest = map(pick, own_curves(record, "validation"))
+        first[rate] = loss
+        others += [(rate, value) for value in rest]
+    chosen = row.chosen.config["rate"]
+    return [
+        Series(name, row.colour, list(first), list(first.values()), mark="linked"),
+        Series(
+            name,
+            row.colour,
+            [rate for rate, _ in others],
+            [loss for _, loss in others],
+            mark="dots",
+        ),
+        Series(name, row.colour, [chosen], [first[chosen]], mark="ring"),
+    ]

@@ -37,6 +37,9 @@ FEWER_DIGITS = {
 """Metrics whose own digits are what tables show, or that are only drawn: three are finer than a
 pixel of a panel 250 pixels high."""
 
+DRAWN_DIGITS = {**dict.fromkeys(("reward", "train", "test"), 4), "evaluations": 3}
+"""Fewer still on lines that no table shows."""
+
 Files = Mapping[str, bytes]
 """A run's files by name."""
 
@@ -54,17 +57,48 @@ def for_archive(files: Files) -> dict[str, bytes]:
     return {name: content for name, content in files.items() if name in (*KEPT, *kinds.values())}
 
 
-def shortened(metrics: Sequence[Mapping[str, Any]]) -> bytes:
+def in_tables(metrics: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Where the lines are whose numbers tables show: of each seed the first, the best by validation
+    and the last; all lines of a run without seeds.
+    """
+    by_seed: dict[int, list[int]] = {}
+    for place, line in enumerate(metrics):
+        if "seed" not in line:
+            return set(range(len(metrics)))
+        by_seed.setdefault(line["seed"], []).append(place)
+    shown = set()
+    for places in by_seed.values():
+        shown |= {places[0], places[-1]}
+        if "validation" in metrics[places[0]]:
+            shown.add(min(places, key=lambda place: metrics[place]["validation"]))
+    return shown
+
+
+def thinned(
+    metrics: Sequence[Mapping[str, Any]], shown: set[int], every: int
+) -> list[Mapping[str, Any]]:
+    """The lines of a training that tables show, and those at multiples of `every` epochs: a curve
+    of 50 points looks like one of 100 in a panel 500 pixels wide.
+    """
+    return [
+        line for place, line in enumerate(metrics) if place in shown or line["epoch"] % every == 0
+    ]
+
+
+def shortened(metrics: Sequence[Mapping[str, Any]], shown: set[int]) -> bytes:
     """A metrics.jsonl with numbers of as many digits as tables and figures need."""
-
-    def short(key: str, value: Any) -> Any:
-        digits = FEWER_DIGITS.get(key, DIGITS)
-        return float(f"{value:.{digits}g}") if isinstance(value, float) else value
-
     return b"".join(
-        json.dumps({key: short(key, line[key]) for key in line}).encode() + b"\n"
-        for line in metrics
+        json.dumps(_short(line, in_table=place in shown)).encode() + b"\n"
+        for place, line in enumerate(metrics)
     )
+
+
+def _short(line: Mapping[str, Any], *, in_table: bool) -> dict[str, Any]:
+    digits = FEWER_DIGITS if in_table else FEWER_DIGITS | DRAWN_DIGITS
+    return {
+        key: float(f"{value:.{digits.get(key, DIGITS)}g}") if isinstance(value, float) else value
+        for key, value in line.items()
+    }
 
 
 def by_column(lines: bytes) -> bytes:

@@ -1,8 +1,9 @@
-"""Records as lines of JSON: the one reader and writer of metrics, of measurements and of the
-benchmarks' runs.
+"""Records as JSON: the one reader and writer of metrics, of measurements and of the benchmarks'
+runs.
 
-A file whose name ends in .xz is compressed; a record is added to it as a stream of its own, so that
-a run is kept as soon as it is finished.
+Most files have a line per record. A file whose name ends in .xz is compressed; a record is added to
+it as a stream of its own, so that a run is kept as soon as it is finished. A measurement that is
+replaced as a whole is a file of its own, for people to read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from arsm_experiments.runs.files import write_atomically
 
 Line = dict[str, Any]
 COMPRESSED = ".xz"
@@ -53,6 +56,18 @@ def write(path: Path, records: Iterable[Line]) -> None:
     """All records; compressed as one stream, which is several times smaller than one for each."""
     compressed = path.suffix == COMPRESSED
     path.write_bytes(_packed(records) if compressed else written(records))
+
+
+def read_one(path: Path) -> Line:
+    """The record of a file that has one."""
+    return json.loads(path.read_text())
+
+
+def write_one(path: Path, record: Line) -> None:
+    """A file with one record, atomically: another process may read it meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = json.dumps(record, indent=1).encode() + b"\n"
+    write_atomically(path, lambda file: file.write(content))
 
 
 def written(records: Iterable[Line]) -> bytes:

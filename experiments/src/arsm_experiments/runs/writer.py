@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 
 from arsm_experiments.runs.files import RunError, make_folder, sync_folder, write_atomically
+from arsm_experiments.runs.lines import written
 from arsm_experiments.runs.provenance import provenance
 from arsm_experiments.runs.reader import FORMAT, load_checkpoint, parse_metrics, read_header
 
@@ -76,7 +77,7 @@ class Run:
         place = {"step": step} if seed is None else {"step": step, "seed": seed}
         line = {**place, "seconds": round(self.seconds, 3), **metrics}
         events = self._begin()
-        self._metrics.write(json.dumps(line).encode() + b"\n")
+        self._metrics.write(written([line]))
         self._metrics.flush()
         add_events(events, line)
 

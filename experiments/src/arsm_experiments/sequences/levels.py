@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,18 @@ CHOSEN_ON = 256
 """Questions that a rate is chosen on: those that follow."""
 NOISE_FROM = REPORTED + CHOSEN_ON
 """The first question that gradients are measured at."""
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """How a model is fine-tuned, and how often it is measured."""
+
+    rate: float = RATE
+    batch: int = BATCH
+    """Answers per step."""
+    micro_batch: int = 64
+    every: int = EVERY
+    measured: int = MEASURED
 
 
 def held_out(texts: Texts) -> int:
@@ -63,30 +76,40 @@ def reach(
     device: str,
     precision: torch.dtype | None,
     seconds: float,
-    rate: float = RATE,
-    batch: int = BATCH,
-    every: int = EVERY,
-    measured: int = MEASURED,
-    micro_batch: int = 64,
+    size: FineTuning = FineTuning(),  # noqa: B008  frozen
+    start: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Fine-tune until the levels are reached or the time is over; return what was reached."""
+    """Fine-tune until the levels are reached or the time is over; return what was reached.
+
+    It begins with the weights of the file `start`, or with the model's own.
+    """
     path = out / f"levels-{task}.jsonl"
     missing = [level for level in levels if not level_path(out, task, level).exists()]
     if not missing:
         return lines.read(path)
     begun = time.monotonic()
     pretrained = load_pretrained(model, device)
+    if start is not None:
+        load_level(pretrained.module, start)
     texts = load_texts(pretrained.tokenizer, task, data)
     trained, others = texts.split(held_out(texts))
-    tested = Texts(others.records[-measured:], texts.tokenizer, texts.function, texts.max_tokens)
+    tested = Texts(
+        others.records[-size.measured :], texts.tokenizer, texts.function, texts.max_tokens
+    )
     module = pretrained.module
-    sampler = decoder(as_model(module), measured, dtype=precision)
+    sampler = decoder(as_model(module), size.measured, dtype=precision)
     words = provenance(device)
-    options = {"rate": rate, "batch": batch, "micro_batch": micro_batch, "precision": precision}
-    steps = fine_tune(module, trained, **options)
+    steps = fine_tune(
+        module,
+        trained,
+        rate=size.rate,
+        batch=size.batch,
+        micro_batch=size.micro_batch,
+        precision=precision,
+    )
     for step, loss in enumerate(steps, 1):
         over = time.monotonic() - begun > seconds
-        if step % every and not over:
+        if step % size.every and not over:
             continue
         reached = float(sampled_rewards(sampler, tested, torch.device(device)).mean())
         spent = time.monotonic() - begun
@@ -98,7 +121,9 @@ def reach(
             level = missing.pop(0)
             save_parts(module, level_path(out, task, level))
             record = {"task": task, "level": level, "accuracy": reached, "steps": step}
-            lines.add(path, record | {"rate": rate, "batch": batch, "seconds": spent, **words})
+            record |= {"start": "" if start is None else start.stem}
+            record |= {"rate": size.rate, "batch": size.batch, "seconds": spent}
+            lines.add(path, record | words)
             if over:
                 break
         if over or not missing:
@@ -119,6 +144,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--measured", type=int, default=MEASURED)
     parser.add_argument("--micro-batch", type=int, default=64)
+    parser.add_argument("--start", type=Path, help="Weights to begin with, of another task's level")
     parser.add_argument("--seconds", type=float, default=120, help="Stop after so long")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
@@ -133,11 +159,8 @@ def main() -> None:
         device=words.device,
         precision=torch.bfloat16 if words.precision == "bfloat16" else None,
         seconds=words.seconds,
-        rate=words.rate,
-        batch=words.batch,
-        every=words.every,
-        measured=words.measured,
-        micro_batch=words.micro_batch,
+        size=FineTuning(words.rate, words.batch, words.micro_batch, words.every, words.measured),
+        start=words.start,
     )
 
 

@@ -3,7 +3,9 @@
 `python -m arsm_experiments.sequences.noise --model FOLDER --starts STARTS --out NOISE` starts one
 process per file of STARTS, which `levels` wrote. Each measures all methods in rounds of a few
 repeats until its time is over, and adds a line per method and round to
-NOISE/noise-TASK-LEVEL.jsonl. All methods of a process meet the same questions.
+NOISE/noise-TASK-LEVEL.jsonl. All methods of a process meet the same questions. A method whose name
+ends with ", fresh" meets other questions in every estimate, as in training: its variance counts
+which questions were drawn.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import arsm
 from arsm import sequences
 from arsm.sequences import Batch, Branch, Group, Strategy, by_likelihood, decoder, live_tokens
 from arsm.sequences.comparison import Measured
+from arsm.sequences.comparison import measure as measure_gradients
 from arsm.sequences.decode import Decoding
 from arsm_experiments.runs import lines
 from arsm_experiments.runs.provenance import provenance
@@ -41,6 +44,8 @@ from arsm_experiments.sequences.rivals import Unsure, ValueHead, ValueModel, Vin
 from arsm_experiments.sequences.texts import Texts, load_texts
 from arsm_experiments.sequences.trainer import as_model, autocast, sampled_rewards
 
+FRESH = ", fresh"
+"""Ends the name of a method that meets other questions in every estimate."""
 REPEATS = 5
 PROMPTS = 24
 CRITIC_STEPS = 24
@@ -60,6 +65,8 @@ METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
     "group 8": lambda _: Group(8),
     "branch 8": lambda _: Branch(arsm.RLOO(8)),
     "branch 32": lambda _: Branch(arsm.RLOO(32)),
+    "group 2": lambda _: Group(2),
+    "group 4": lambda _: Group(4),
     "group 16": lambda _: Group(16),
     "token baseline 8": lambda _: Group(arsm.OTB(8)),
     "branch 16": lambda _: Branch(arsm.RLOO(16)),
@@ -83,7 +90,7 @@ METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
 """In the order in which they are measured."""
 LONG_METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
     "group 8": METHODS["group 8"],
-    "group 4": lambda _: Group(4),
+    "group 4": METHODS["group 4"],
     "token baseline 8": METHODS["token baseline 8"],
     "coin 0.02, group 4, branch 8": lambda _: Branch(arsm.RLOO(8), group=4, coin=0.02),
     "coin by doubt 0.1, group 4, branch 8": lambda _: Branch(
@@ -155,14 +162,18 @@ def measure(
     if how.names is None or any("value" in name for name in how.names):
         _fit(critic, model, trained, how)
     words = {"task": task, "level": level, "accuracy": accuracy, **provenance(how.device)}
-    for number, name in itertools.product(range(how.rounds), methods):
-        if (name, number) in done or (how.names is not None and name not in how.names):
+    for number, name in itertools.product(range(how.rounds), how.names or methods):
+        if (name, number) in done:
             continue
         if time.monotonic() - begun > how.seconds:
             print(f"{task} {level}: out of time before {name}, round {number}", flush=True)
             return
+        strategy = methods[name.removesuffix(FRESH)](critic)
         try:
-            row = _compared(name, methods[name](critic), model, others, number, how)
+            if name.endswith(FRESH):
+                row = _compared_afresh(name, strategy, model, trained, number, how)
+            else:
+                row = _compared(name, strategy, model, others, number, how)
         except Exception:
             # one method that fails must not cost the others their measurement
             print(f"{task} {level} {name}: {traceback.format_exc()}", flush=True)
@@ -194,6 +205,33 @@ def _compared(
             generator=torch.Generator(how.device).manual_seed(1000 + number),
         ).rows
     return row
+
+
+def _compared_afresh(
+    name: str, strategy: Strategy, model: Any, trained: Texts, number: int, how: Measuring
+) -> Measured:
+    """The same with other questions in every estimate, drawn as training draws them."""
+    generator = torch.Generator(how.device).manual_seed(2000 + number)
+
+    def once() -> sequences.SequenceEstimate:
+        chosen = draw_rows(trained, how.prompts, generator)
+        asked, mask, reward = trained.ask(chosen, how.device)
+        return sequences.estimate(
+            strategy,
+            model,
+            asked,
+            reward,
+            max_tokens=trained.max_tokens,
+            eos=trained.eos,
+            mask=mask,
+            micro_batch=how.micro_batch,
+            sampling_dtype=how.precision,
+            generator=generator,
+        )
+
+    device = torch.device(how.device)
+    with autocast(device, how.precision), torch.enable_grad():
+        return measure_gradients(name, strategy, model, once, how.repeats, device)
 
 
 def _accuracy(model: Any, tested: Texts, device: str, precision: torch.dtype | None) -> float:

@@ -1,17 +1,17 @@
 """All of results/language_model/PROTOCOL.md on one GPU, within a given time.
 
 `python -m arsm_experiments.sequences.protocol --model FOLDER --data DATA --out OUT --seconds 1200`
-runs `levels`, `noise` and `trials` side by side, each as soon as the weights exist that it needs,
-and ends all of them when the time is over. OUT/starts, OUT/noise and OUT/runs are what
-`language_model pack` reads, OUT/logs has what every process said.
+runs `levels`, `noise` and `trials` side by side, each as soon as what it needs exists, and ends all
+of them when the time is over. OUT/starts, OUT/noise and OUT/runs are what `language_model pack`
+reads, OUT/logs has what every process said. Weights that lie in OUT/starts and runs that have ended
+in OUT/runs are not made again.
 
-Training on countdown comes first. So the value head's runs, which take longest, have processes of
-their own from the beginning; noise is measured by two processes beside the trainings; and
-translation gets the processes that have nothing left to do.
+There are so many lanes for training, which take the tasks one after the other; one lane that
+measures noise; and one that fine-tunes.
 
 On an NVIDIA GPU start MPS before (`nvidia-cuda-mps-control -d`), or the processes take turns. Give
-no process a priority (CUDA_MPS_CLIENT_PRIORITY) and share the GPU with nobody: three value heads
-that go first leave hardly anything to all others.
+no process a priority (CUDA_MPS_CLIENT_PRIORITY): three value heads that go first leave hardly
+anything to all others.
 """
 
 from __future__ import annotations
@@ -23,44 +23,80 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from arsm_experiments.sequences.trials import METHODS, RATES, SEEDS, TRIAL, Plan, open_jobs
+from arsm_experiments.runs.lines import read as read_lines
+from arsm_experiments.sequences.language_model_rules import choose, read_noise
+from arsm_experiments.sequences.trials import METHODS, Plan
 
-FIRST = "countdown"
 LEVEL = 0.3
-"""The level of chain's and countdown's starts."""
-PPO = METHODS["ppo"]
-OTHERS = tuple(words for words in METHODS.values() if words != PPO)
+"""The level of all starts."""
+COSTLY = ("ppo", "grpo, 4 epochs", "branch, 4 epochs")
+"""Methods whose runs take longest. They begin first, so that a short run is the last to end."""
 AGAIN = (
     "group 8",
-    "group 16",
-    "token baseline 8",
-    "branch 8",
     "branch 16",
+    "token baseline 8",
     "branch 32",
+    "group 16",
+    "branch 8",
     "branch 64",
-    "branch 32, chance",
-    "branch 32, chance by value",
+    "group 8, fresh",
+    "branch 16, fresh",
+    "group 4, fresh",
+    "branch 8, fresh",
+    "token baseline 8, fresh",
+    "branch 32, fresh",
 )
 """Methods of the second measurement of noise."""
+SIZES = (
+    *(f"group {size}, fresh" for size in (2, 4, 8, 16)),
+    *(f"branch {draws}, fresh" for draws in (2, 4, 8, 16, 32)),
+)
+"""Methods whose noise decides the sizes of the training on translation."""
 LONG = (
     "group 8",
-    "group 4",
-    "token baseline 8",
-    "coin 0.02, group 4, branch 8",
     "coin by doubt 0.1, group 4, branch 8",
+    "group 4",
+    "coin 0.02, group 4, branch 8",
+    "token baseline 8",
     "coin by doubt 0.3, group 4, branch 8",
     "branch 2, budget 40 per prompt",
 )
 """Methods for long answers; to train a value head would take longer than to measure all these."""
-SIZES = {
-    "countdown": Plan("countdown"),
-    "translate": Plan("translate", 120_000, 4_000, 10, 128, 68),
-}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement of noise."""
+
+    name: str
+    """Of its file, TASK-LEVEL."""
+    task: str
+    level: float
+    """Of its weights."""
+    methods: tuple[str, ...]
+    seconds: float
+    """No method is begun later."""
+    rounds: int = 8
+
+
+MEASUREMENTS = (
+    Measurement("translate-0.3", "translate", LEVEL, SIZES, 100, 2),
+    Measurement("countdown-0.3b", "countdown", LEVEL, AGAIN, 300),
+    Measurement("chain-0.8b", "chain", 0.8, AGAIN, 300),
+    Measurement("long-0.1", "long", 0.1, LONG, 300),
+)
+"""In this order, one at a time."""
+PLANS = (
+    Plan("countdown"),
+    Plan("translate", 120_000, 4_000, 10, 128, 68),
+    Plan("chain"),
+)
+"""Trainings, in this order."""
 
 
 @dataclass(frozen=True)
@@ -68,27 +104,24 @@ class Scale:
     """Times in seconds, and options that make everything small."""
 
     fine_tuning: dict[str, float] = field(
-        default_factory=lambda: {"countdown": 170, "chain": 200, "long": 200, "translate": 60}
+        default_factory=lambda: {"countdown": 170, "chain": 200, "translate": 90, "long": 240}
     )
-    noise_share: float = 0.4
-    """Share of the time after fine-tuning for the first level that a noise process measures."""
+    measuring: float = 1.0
+    """Factor of the measurements' times."""
     levels: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()
-    trials: tuple[str, ...] = ()
-    plans: dict[str, Plan] = field(default_factory=lambda: dict(SIZES))
+    plans: tuple[Plan, ...] = PLANS
 
 
 TINY = Scale(
-    fine_tuning=dict.fromkeys(("countdown", "chain", "long", "translate"), 5.0),
+    fine_tuning=dict.fromkeys(("countdown", "chain", "translate", "long"), 5.0),
     levels=("--every", "2", "--batch", "4", "--measured", "4"),
-    noise=(
-        *("--prompts", "2", "--repeats", "3", "--rounds", "1"),
-        *("--critic-steps", "1", "--critic-rows", "4"),
+    noise=("--prompts", "2", "--repeats", "3", "--rounds", "1"),
+    plans=(
+        Plan("countdown", 600, 300, 1, 8, 8),
+        Plan("translate", 400, 200, 1, 8, 8),
+        Plan("chain", 600, 300, 1, 8, 8),
     ),
-    plans={
-        "countdown": Plan("countdown", 600, 300, 1, 8, 8),
-        "translate": Plan("translate", 400, 200, 1, 8, 8),
-    },
 )
 """For a look at whether everything runs."""
 
@@ -140,98 +173,98 @@ class Campaign:
     # ------------------------------------------------------------ what is run
 
     def _begin(self) -> None:
-        """Fine-tuning, and the workers, which wait for its weights."""
-        self._fine_tune(FIRST, (LEVEL,))
+        """Fine-tuning for the first trainings and measurements."""
+        self._fine_tune("countdown", (LEVEL,))
         self._fine_tune("chain", (LEVEL, 0.8))
-        for number in range(len(RATES)):
-            self._train(FIRST, f"ppo-{number}", (PPO,))
-        for number in range(self.workers):
-            self._train(FIRST, f"{number}", OTHERS)
+        self._fine_tune("translate", (LEVEL,))
 
     def _follow(self) -> None:
         """Whatever became possible."""
-        if self._start(FIRST) is None:
+        if {"levels-translate", "levels-chain"} <= self.done:
+            self._fine_tune("long", (0.1,), start=self._start("chain", 0.8), micro_batch=16)
+        self._measure_next()
+        for lane in range(self.workers):
+            self._train_next(lane)
+
+    def _measure_next(self) -> None:
+        """The first measurement that is not done, unless one is under way."""
+        if any(name.startswith("noise-") for name in self.running):
             return
-        self._fine_tune("translate", (0.3,))
-        self._use_the_room_of_ppo()
-        self._measure(f"{FIRST}-{LEVEL:g}b", self._start(FIRST), AGAIN)
-        high = self._start("chain", 0.8)
-        self._measure("chain-0.8b", high, AGAIN)
-        if "levels-chain" in self.done and (high is None or "noise-chain-0.8b" in self.done):
-            self._measure("chain-0.3b", self._start("chain"), AGAIN)
-        if {"levels-long", f"noise-{FIRST}-{LEVEL:g}b"} <= self.done:
-            level = LEVEL if self._start("long") else 0.1
-            self._measure(f"long-{level:g}", self._start("long", level), LONG)
-        self._translate()
+        for each in MEASUREMENTS:
+            if f"noise-{each.name}" in self.done:
+                continue
+            weights = self._start(each.task, each.level)
+            if weights is not None:
+                self._measure(each, weights)
+                return
+            # its weights are still being made: others may go first, but for the one that decides
+            # the sizes of a training
+            if each.methods is SIZES and f"levels-{each.task}" not in self.done:
+                return
 
-    def _use_the_room_of_ppo(self) -> None:
-        """What begins when runs with a value head end: they hold twice the memory of others."""
-        ended = [n for n in range(len(RATES)) if f"{FIRST}-ppo-{n}" in self.done]
-        for number in ended:
-            self._train(FIRST, f"{self.workers + number}", OTHERS)
-        if len(ended) == len(RATES):
-            self._fine_tune("long", (0.1, LEVEL), micro_batch=12)
+    def _train_next(self, lane: int) -> None:
+        """The first task that this lane has not worked on, unless it is busy."""
+        for plan in self.scale.plans:
+            name = f"{plan.task}-{lane}"
+            if name in self.running:
+                return
+            if name not in self.done:
+                methods = self._methods(plan.task)
+                if self._start(plan.task) is not None and methods is not None:
+                    self._train(name, plan, methods)
+                return
 
-    def _translate(self) -> None:
-        """Workers for translation in place of those that have nothing left to do."""
-        if "levels-translate" not in self.done or self._trials_are_open():
-            return
-        for number in range(self.workers + len(RATES)):
-            if f"{FIRST}-{number}" in self.done:
-                self._train("translate", f"{number}", (PPO, *OTHERS))
-
-    def _trials_are_open(self) -> bool:
-        plan = self._plan(FIRST)
-        jobs, _ = open_jobs(plan, self.runs, tuple(METHODS.values()), RATES, SEEDS)
-        return any(job.seed == TRIAL for job in jobs)
+    def _methods(self, task: str) -> tuple[str, ...] | None:
+        """A task's strategies, the costly ones first; None while their sizes are not known."""
+        words = list(METHODS.values())
+        if task == "translate":
+            if "noise-translate-0.3" not in self.done:
+                return None
+            measured = read_lines(self.out / "noise" / "noise-translate-0.3.jsonl")
+            words = choose(read_noise(measured)) if measured else words
+        by_name = dict(zip(METHODS, words, strict=True))
+        first = [by_name.pop(name) for name in COSTLY]
+        return (*first, *by_name.values())
 
     # ------------------------------------------------------------ one process each
 
-    def _fine_tune(self, task: str, levels: tuple[float, ...], *, micro_batch: int = 64) -> None:
+    def _fine_tune(
+        self,
+        task: str,
+        levels: tuple[float, ...],
+        *,
+        start: Path | None = None,
+        micro_batch: int = 64,
+    ) -> None:
         words = [task, "--out", str(self.starts), "--micro-batch", str(micro_batch)]
         words += ["--seconds", f"{self.scale.fine_tuning[task]:g}"]
         words += ["--levels", *map(str, levels)]
+        words += [] if start is None else ["--start", str(start)]
         self._launch(f"levels-{task}", "levels", [*words, *self.scale.levels])
 
-    def _measure(self, name: str, weights: Path | None, methods: tuple[str, ...]) -> None:
-        """Noise at some weights, in a file of that name."""
-        if weights is None:
-            return
-        link = self.out / "second" / f"{name}.safetensors"
+    def _measure(self, what: Measurement, weights: Path) -> None:
+        """Noise at some weights, in a file of the measurement's name."""
+        link = self.out / "measured" / f"{what.name}.safetensors"
         link.parent.mkdir(exist_ok=True)
         with suppress(FileExistsError):
             link.symlink_to(weights.resolve())
-        rest = self.left - 20
-        first = name.startswith(FIRST) or name == "chain-0.8b"
-        seconds = rest * self.scale.noise_share if first else rest
+        seconds = min(what.seconds * self.scale.measuring, self.left - 20)
         words = ["--starts", str(self.starts), "--out", str(self.out / "noise")]
-        words += ["--only", str(link), "--seconds", f"{seconds:.0f}", "--rounds", "8"]
-        words += ["--micro-batch", "8" if name.startswith("long") else "32"]
-        words += [*self.scale.noise, "--methods", *methods]
-        self._launch(f"noise-{name}", "noise", words)
+        words += ["--only", str(link), "--seconds", f"{seconds:.0f}", "--rounds", str(what.rounds)]
+        words += ["--micro-batch", "8" if what.task == "long" else "32"]
+        words += [*self.scale.noise, "--methods", *what.methods]
+        self._launch(f"noise-{what.name}", "noise", words)
 
-    def _train(
-        self,
-        task: str,
-        name: str,
-        methods: tuple[str, ...],
-    ) -> None:
-        start = self.starts / f"{task}-{LEVEL:g}.safetensors"
-        plan = self._plan(task)
-        words = [task, "--start", str(start), "--root", str(self.runs), "--at-once", "1"]
+    def _train(self, name: str, plan: Plan, methods: tuple[str, ...]) -> None:
+        start = self.starts / f"{plan.task}-{LEVEL:g}.safetensors"
+        words = [plan.task, "--start", str(start), "--root", str(self.runs), "--at-once", "1"]
         words += ["--tokens", str(plan.tokens), "--tokens-per-update", str(plan.tokens_per_update)]
         words += ["--measure-every", str(plan.measure_every), "--reported", str(plan.reported)]
-        words += [
-            "--chosen-on",
-            str(plan.chosen_on),
-            "--micro-batch",
-            "48" if methods == (PPO,) else "32",
-        ]
-        # measured on 140 GB: with 0.062, runs with 512 questions to answer found no room
-        words += ["--memory", "0.11" if methods == (PPO,) else "0.09"]
+        words += ["--chosen-on", str(plan.chosen_on), "--micro-batch", "48"]
+        # so that all lanes and what is beside them fit on one GPU of 140 GB
+        words += ["--memory", "0.115"]
         words += ["--seconds", f"{max(1.0, self.left):.0f}", "--no-checkpoints"]
-        words += [*self.scale.trials, "--methods", *methods]
-        self._launch(f"{task}-{name}", "trials", words)
+        self._launch(name, "trials", [*words, "--methods", *methods])
 
     def _launch(self, name: str, module: str, words: list[str]) -> None:
         """Start a process once."""
@@ -251,9 +284,6 @@ class Campaign:
         self._say(f"{name} begins")
 
     # ------------------------------------------------------------ what is known
-
-    def _plan(self, task: str) -> Plan:
-        return replace(self.scale.plans[task], start=f"{task}-{LEVEL:g}")
 
     def _start(self, task: str, level: float = LEVEL) -> Path | None:
         path = self.starts / f"{task}-{level:g}.safetensors"
@@ -284,7 +314,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="End everything after so long")
-    parser.add_argument("--workers", type=int, default=6, help="Trainings at once, without PPO's 3")
+    parser.add_argument("--workers", type=int, default=7, help="Trainings at once")
     parser.add_argument("--tiny", action="store_true", help="A look at whether everything runs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")

@@ -44,6 +44,7 @@ from arsm_experiments.sequences.trainer import (
 EXPERIMENT = "language_model"
 METHODS = {
     "branch": "branch:rloo:samples=32",
+    "branch, 4 epochs": "4*branch:rloo:samples=32",
     "group": "group:8",
     "token baseline": "token-baseline:8",
     "grpo": "grpo:8",
@@ -59,6 +60,8 @@ SEEDS = (1, 2, 3)
 TOKENS = 240_000
 TOKENS_PER_UPDATE = 8_000
 MEASURE_EVERY = 10
+FAILURE = "failure.txt"
+"""In a run's folder: what made it fail."""
 LEAST_MICRO_BATCH = 8
 """A run that does not fit with so few answers per pass fails."""
 
@@ -116,8 +119,13 @@ def chosen_rate(runs: list[Record]) -> float:
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run has ended."""
+    """Whether a run has reached its end."""
     return (folder / "config.json").exists() and bool(read_header(folder).get("finished"))
+
+
+def ended(folder: Path) -> bool:
+    """Whether a run has reached its end or has failed; it is not tried again."""
+    return finished(folder) or (folder / FAILURE).exists()
 
 
 def open_jobs(
@@ -133,17 +141,19 @@ def open_jobs(
         return root / EXPERIMENT / job.name(plan)
 
     first = trials(methods, rates)
-    found = [job for job in first if not finished(folder(job))]
+    found = [job for job in first if not ended(folder(job))]
     later = False
     for seed in seeds:
         for method in methods:
             own = [job for job in first if job.method == method]
-            if not all(finished(folder(job)) for job in own):
+            if not all(ended(folder(job)) for job in own):
                 later = True
                 continue
-            rate = chosen_rate([read_run(folder(job)) for job in own])
-            job = Job(method, rate, seed)
-            if not finished(folder(job)):
+            runs = [read_run(folder(job)) for job in own if finished(folder(job))]
+            if not runs:
+                continue
+            job = Job(method, chosen_rate(runs), seed)
+            if not ended(folder(job)):
                 found.append(job)
     return found, later
 
@@ -187,22 +197,24 @@ class Worker:
     ) -> None:
         """Take jobs."""
         start = {name: x.cpu().clone() for name, x in weights(self.pretrained.module).items()}
-        failed: set[Job] = set()
         while time.monotonic() < self.deadline:
             jobs, later = open_jobs(self.plan, self.root, methods, rates, seeds)
-            jobs = [job for job in jobs if job not in failed]
             taken = False
             for job in jobs:
                 with claimed(self.root / "locks" / job.name(self.plan)) as mine:
                     # somebody may have finished it since
-                    if not mine or finished(self.root / EXPERIMENT / job.name(self.plan)):
+                    folder = self.root / EXPERIMENT / job.name(self.plan)
+                    if not mine or ended(folder):
                         continue
                     taken = True
                     try:
                         self._train_within_memory(job, start)
                     except Exception:
-                        failed.add(job)
-                        print(f"{job.name(self.plan)}: {traceback.format_exc()}", flush=True)
+                        # such as a gradient that is not finite: another worker would fail as well
+                        words = traceback.format_exc()
+                        print(f"{job.name(self.plan)}: {words}", flush=True)
+                        folder.mkdir(parents=True, exist_ok=True)
+                        (folder / FAILURE).write_text(words)
                     # the last run's optimiser and value head
                     gc.collect()
                     torch.cuda.empty_cache()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from arsm_experiments.report.pages.tables import Cell, Part, Tables, listed, markdown, welch
+from arsm_experiments.runs import lines
 
 TASKS = (
     "FrozenLake 8x8",
@@ -45,10 +44,9 @@ def blocks(tables: Tables) -> Runs:
     """All rows and seeds, with the kind of action, and of a rival with the settings, that have the
     better mean over the row's seeds.
     """
-    text = lzma.decompress((tables.results / "agents/runs.jsonl.xz").read_bytes()).decode()
     # by row, method and moment, then by settings and kind of action: returns by seed
     tried: dict[tuple[str, str, str], dict[tuple[str, str], dict[int, float]]] = {}
-    for line in map(json.loads, text.splitlines()):
+    for line in lines.read(tables.results / "agents/runs.jsonl.xz"):
         method = line["method"].removesuffix(", 2")
         for moment, end in ((SECONDS, line), (STEPS, line["at_steps"])):
             for kind in KINDS:
@@ -228,8 +226,7 @@ def long_runs(tables: Tables) -> str:
 
 def speed_lines(tables: Tables) -> list[dict[str, Any]]:
     """The lines of `benchmarks.rl`."""
-    text = (tables.results / "agents/speed.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return lines.read(tables.results / "agents/speed.jsonl")
 
 
 def to_the_line(tables: Tables) -> tuple[dict[str, float], dict[str, str]]:

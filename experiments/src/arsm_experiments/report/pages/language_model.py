@@ -11,19 +11,6 @@ from typing import NamedTuple
 from arsm_experiments.report.pages import sequences
 from arsm_experiments.report.pages.tables import Cell, Tables, markdown
 
-METHODS = {
-    "group 8": "group 8",
-    "group 16": "group 16",
-    "token baseline 8": "token baseline",
-    "value head": "value head",
-    "branch 8": "branch 8",
-    "branch 16": "branch 16",
-    "branch 32": "branch 32",
-    "branch 64": "branch 64",
-    "branch 32, chance": "chance, 32",
-    "branch 32, chance by value": "chance by value, 32",
-}
-"""Rows of the page by their names in the table; the others are in table.csv alone."""
 ROW = r"(\w+), level (\S+) \(accuracy (\S+)\), (.*)"
 RESULT = r"(\w+), all seeds: (.*), rate (\S+)"
 RUN = r"(\w+): (.*) \(.*\), rate \S+, (.*)"
@@ -33,9 +20,13 @@ TABLE = "language_model/table.csv"
 DRAWS = (8, 16, 32, 64)
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
+FRESH = ", fresh"
+"""Ends the name of a method that met other questions in every estimate."""
+OURS = ("branch", "branch, 4 epochs")
+"""Methods that branch."""
+COIN = ", group 4, branch 8"
+"""What all methods with a coin have in common."""
 QUANTILE = 1.96
-TARGETS = {"tokens": 1 / 3, "seconds": 1 / 2}
-"""Shares of the best rival's that the protocol aims at."""
 
 
 class Level(NamedTuple):
@@ -60,15 +51,26 @@ class Result(NamedTuple):
     def final(self) -> Cell:
         return self.values[FINAL]
 
+    @property
+    def seconds(self) -> float:
+        """Learning seconds until the end."""
+        return self.values["learning seconds"].mean
+
     def less(self, best: str) -> str:
         """The difference to the best rival with its interval."""
         ends = [self.values[f"less {best}{end}"].mean for end in ("", *ENDS)]
         return f"{ends[0]:+.3f} ({ends[1]:+.3f} to {ends[2]:+.3f})"
 
-    def spent(self, what: str) -> float | None:
-        """Tokens or seconds to the best rival's final accuracy; None if it is not reached."""
-        found = [cell for metric, cell in self.values.items() if metric.startswith(f"{what} to ")]
-        return found[0].mean if found else None
+    def spent(self, what: str, rival: str) -> float | None:
+        """Tokens or seconds to a rival's final accuracy; None if it is not reached."""
+        found = self.values.get(f"{what} to {rival}")
+        return None if found is None else found.mean
+
+    @property
+    def rivals(self) -> list[str]:
+        """The best rival, then the best one without a value model if that is another."""
+        listed = [metric.removeprefix("less ") for metric in self.values if "less " in metric]
+        return [name for name in listed if not name.endswith(ENDS)]
 
 
 ENDS = (", lower end", ", upper end")
@@ -86,11 +88,55 @@ def measured(tables: Tables) -> list[Level]:
     return [level for (task, name), level in found.items() if (task, name + AGAIN) not in found]
 
 
-def noise(tables: Tables) -> str:
-    """Variance x tokens relative to the best rival, methods by tasks and levels."""
-    levels = [level for level in measured(tables) if level.task != "long"]
+def fresh(tables: Tables) -> str:
+    """Variance x tokens relative to the best rival, with other questions in every estimate."""
+    levels = [
+        level
+        for level in measured(tables)
+        if any(method.endswith(FRESH) for method in level.ratios)
+    ]
+    if not levels:
+        return "Not measured."
+    names = {method: None for level in levels for method in level.ratios if method.endswith(FRESH)}
+    # sizes that one task alone has are in table.csv
+    names = [name for name in names if sum(name in level.ratios for level in levels) > 1]
     heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
-    return markdown(["", *heads], _ratios(METHODS, levels))
+    methods = {name: name.removesuffix(FRESH) for name in sorted(names, key=_by_kind_and_size)}
+    table = markdown(["", *heads], _ratios(methods, levels))
+    return f"{table}\n\n{_alone(levels)}".strip()
+
+
+def _alone(levels: list[Level]) -> str:
+    """A number of draws that was measured on one task alone and is the best there."""
+    words = []
+    for level in levels:
+        own = {m: c for m, c in level.ratios.items() if re.fullmatch(rf"branch \d+{FRESH}", m)}
+        best = min(own, key=lambda method: own[method].mean)
+        if sum(best in each.ratios for each in levels) == 1:
+            words.append(f"On {level.task} {best.removesuffix(FRESH)} has {_ratio(own[best])}.")
+    return " ".join(words)
+
+
+def _by_kind_and_size(method: str) -> tuple[bool, bool, int]:
+    """Groups before the token baseline before branching, small sizes first."""
+    size = re.search(r"\d+", method)
+    return (
+        method.startswith("branch"),
+        method.startswith("token"),
+        int(size[0]) if size is not None else 0,
+    )
+
+
+def best_fixed(tables: Tables) -> str:
+    """The lowest ratio at fixed questions of a number of draws, by task and level."""
+    words = []
+    for level in measured(tables):
+        found = {n: level.ratios.get(f"branch {n}") for n in DRAWS}
+        known = {n: cell for n, cell in found.items() if cell is not None}
+        if known:
+            n = min(known, key=lambda n: known[n].mean)
+            words.append(f"{level.task} {level.accuracy:.2f}: {_ratio(known[n])} ({n} draws)")
+    return f"The best number of draws at fixed questions: {'; '.join(words)}."
 
 
 def long(tables: Tables) -> str:
@@ -100,7 +146,9 @@ def long(tables: Tables) -> str:
         return "Not measured."
     return "\n".join(
         f"At accuracy {level.accuracy:.2f}: "
-        + "; ".join(f"{name} {_ratio(cell)}" for name, cell in level.ratios.items())
+        + "; ".join(
+            f"{name.removesuffix(COIN)} {_ratio(cell)}" for name, cell in level.ratios.items()
+        )
         + "."
         for level in levels
     )
@@ -125,31 +173,25 @@ def _ratio(cell: Cell | None) -> str:
     return f"{cell.mean:.2f}±{half:.2f}"
 
 
-def repeats(tables: Tables) -> str:
-    """How many estimates the ratios come from."""
-    counts = [cell.seeds for level in measured(tables) for cell in level.ratios.values()]
-    return f"Estimates per method and level: {min(counts)} to {max(counts)}."
-
-
-def mean_ratios(tables: Tables) -> dict[int, float]:
-    """The geometric mean of each number of draws over the levels of the second measurement."""
-    again = [level for level in measured(tables) if level.again]
-    logs = {n: [math.log(level.ratios[f"branch {n}"].mean) for level in again] for n in DRAWS}
-    return {n: math.exp(statistics.mean(found)) for n, found in logs.items() if found}
+def at_fresh(tables: Tables) -> dict[int, float]:
+    """The geometric mean over tasks, at fresh questions, of each number of draws that all have."""
+    levels = [level for level in measured(tables) if f"branch 8{FRESH}" in level.ratios]
+    found = {n: [level.ratios.get(f"branch {n}{FRESH}") for level in levels] for n in DRAWS}
+    return {
+        n: math.exp(statistics.mean(math.log(cell.mean) for cell in cells if cell is not None))
+        for n, cells in found.items()
+        if cells and None not in cells
+    }
 
 
 def draws(tables: Tables) -> str:
-    """Which number of draws is the default, by the protocol's rule."""
-    means = mean_ratios(tables)
+    """Which number of draws is the default."""
+    means = at_fresh(tables)
     if not means:
         return ""
     listed = ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
     best = min(means, key=lambda n: means[n])
-    count = sum(level.again for level in measured(tables))
-    levels = f"{count} level{'s' if count > 1 else ''}"
-    return (
-        f"The second measurement, {levels}: {listed}. So `Branch()` draws {best}, by the protocol."
-    )
+    return f"Geometric means over the three tasks: {listed}. So `Branch()` draws {best}."
 
 
 def results(tables: Tables) -> dict[str, list[Result]]:
@@ -165,60 +207,67 @@ def results(tables: Tables) -> dict[str, list[Result]]:
 
 
 def training(tables: Tables) -> str:
-    """Tables and findings of the seeds; before there are any, how far the trials are."""
+    """Table and findings of the seeds; before there are any, how far the trials are."""
     found = results(tables)
     if not found:
         return _trials(tables)
-    parts = [_findings(task, rows) + "\n\n" + _results(rows) for task, rows in found.items()]
+    parts = [_results(found)]
+    parts += [_findings(task, rows) for task, rows in found.items()]
     parts.append("![Accuracy over tokens, mean over seeds](training.png)")
     return "\n\n".join(parts)
 
 
 def best(rows: list[Result]) -> Result:
     """The rival with the highest mean final accuracy."""
-    return max((row for row in rows if row.method != "branch"), key=lambda row: row.final.mean)
+    return max((row for row in rows if row.method not in OURS), key=lambda row: row.final.mean)
 
 
-def _results(rows: list[Result]) -> str:
-    rival = best(rows)
-    level = f"{rival.final.mean:.3f}"
-    heads = ["", "rate", "final accuracy", f"less {rival.method}", f"tokens to {level}", "s"]
+def _results(found: Mapping[str, list[Result]]) -> str:
+    """Final rewards, tasks by methods."""
+    methods = list(dict.fromkeys(row.method for rows in found.values() for row in rows))
     lines = []
-    for row in rows:
-        tokens, seconds = row.spent("tokens"), row.spent("seconds")
-        lines.append(
-            [
-                row.method,
-                row.rate,
-                f"{row.final.mean:.3f}±{row.final.std:.3f}",
-                "" if row is rival else row.less(rival.method),
-                "not reached" if tokens is None else f"{tokens:,.0f}",
-                "" if seconds is None else f"{seconds:.0f}",
-            ]
-        )
-    return markdown(heads, lines)
+    for task, rows in found.items():
+        final = {row.method: f"{row.final.mean:.3f}±{row.final.std:.3f}" for row in rows}
+        lines.append([task, *(final.get(method, "-") for method in methods)])
+    return markdown(["", *methods], lines)
 
 
 def _findings(task: str, rows: list[Result]) -> str:
-    """The comparison of branching with the best rival, and the targets."""
+    """How branching compares with the best rivals, and where the best stands at its end."""
     rival = best(rows)
-    branch = next(row for row in rows if row.method == "branch")
-    seeds = branch.final.seeds
-    text = (
-        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}: `branch` ends at "
-        f"{branch.final.mean:.3f}, the best rival, {rival.method}, at {rival.final.mean:.3f}; "
-        f"difference {branch.less(rival.method)}.**"
+    ours = [row for row in rows if row.method in OURS]
+    leading = max(ours, key=lambda row: row.final.mean)
+    by_name = {row.method: row for row in rows}
+    gaps = "; ".join(f"`{row.method}` {row.less(rival.method)}" for row in ours)
+    seeds = rival.final.seeds
+    parts = [
+        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}.** Less {rival.method}, "
+        f"the best rival: {gaps}{_reached(leading, rival)}."
+    ]
+    parts += [
+        f"Less {name}, the best without a value model: `{leading.method}` "
+        f"{leading.less(name)}{_reached(leading, by_name[name])}."
+        for name in rival.rivals[1:]
+    ]
+    then = rival.values[f"when {leading.method} ends"]
+    parts.append(
+        f"When `{leading.method}` ends, after {leading.seconds:.0f} s, {rival.method} is at "
+        f"{then.mean:.3f}; it ends after {rival.seconds:.0f} s."
     )
-    verdicts = []
-    for what, aim in TARGETS.items():
-        ours, theirs = branch.spent(what), rival.spent(what)
-        if ours is None or not theirs:
-            verdicts.append(f"{what} missed, not reached")
-            continue
-        share = ours / theirs
-        verdict = "met" if share <= aim else "missed"
-        verdicts.append(f"{share:.2f} of the {what} (aim {aim:.2f}, {verdict})")
-    return f"{text} To the rival's final accuracy it needs: {'; '.join(verdicts)}."
+    return " ".join(parts)
+
+
+def _reached(row: Result, rival: Result) -> str:
+    """The shares of a rival's tokens and seconds that a method needs to its final reward."""
+    shares = [_share(row, rival, what) for what in ("tokens", "seconds")]
+    if None in shares:
+        return ""
+    return f", level after {shares[0]:.2f} of its tokens and {shares[1]:.2f} of its seconds"
+
+
+def _share(row: Result, rival: Result, what: str) -> float | None:
+    ours, theirs = row.spent(what, rival.method), rival.spent(what, rival.method)
+    return None if ours is None or not theirs else ours / theirs
 
 
 def _trials(tables: Tables) -> str:
@@ -268,9 +317,9 @@ def _seeds(ended: list[tuple[str, str, float]]) -> str:
 
 
 PARTS = {
-    "noise": noise,
+    "fresh": fresh,
+    "fixed": best_fixed,
     "long": long,
-    "repeats": repeats,
     "draws": draws,
     "training": training,
     "small": sequences.finding,

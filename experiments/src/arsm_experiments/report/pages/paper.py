@@ -309,8 +309,8 @@ def summary(tables: Tables) -> str:
     """How many claims have which verdict."""
     found = [claim.verdict for claim in claims(tables)]
     kinds: tuple[Verdict, ...] = ("reproduced", "better", "not reproduced", "not comparable")
-    counts = [f"{found.count(kind)} {kind}" for kind in kinds]
-    return f"Of {len(found)} claims {', '.join(counts[:-1])} and {counts[-1]}."
+    counts = [f"{found.count(kind)} {kind}" for kind in kinds if kind in found]
+    return f"Of {len(found)} claims {listed(counts)}."
 
 
 PARTS = {"paper": table, "verdicts": summary}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from arsm_experiments.report.pages.tables import Tables, markdown
+from arsm_experiments.runs.lines import read_one
 
 FILE = "trl/smollm2.json"
 TRAINERS = ("GRPOTrainer", "BranchTrainer")
@@ -21,7 +21,7 @@ def smollm2(tables: Tables) -> str:
     path = tables.results / FILE
     if not path.exists():
         return "Not run yet."
-    record = json.loads(path.read_text())
+    record = read_one(path)
     runs = {kind: [run for run in record["runs"] if run["trainer"] == kind] for kind in TRAINERS}
     if not all(runs.values()):
         return "Not run for both trainers yet."

@@ -32,9 +32,11 @@ TWO_LAYERS = {
 }
 """Rivals on two layers, with the settings of the one-layer rows."""
 RIVALS_REGULARISED = {
-    "straight-through": f"1 layer (recipe): {HARD}, {RIVALS}",
+    "straight-through Gumbel-Softmax": f"1 layer (recipe): {HARD}, {RIVALS}",
     "leave-one-out": f"1 layer (recipe): rloo:samples=46,live=1, {RIVALS}",
 }
+RIVALS_PLAIN = dict(zip(RIVALS_REGULARISED, (STRAIGHT, LEAVE_ONE_OUT), strict=True))
+"""The same without the recipe."""
 TWO_LAYER_RECIPE = "regularised, two layers: pooled ARSM"
 TWO_LAYER_DECAY = f"{TWO_LAYER_RECIPE}, weight decay"
 ROWS = {
@@ -145,9 +147,14 @@ def _precisions(tables: Tables) -> str:
 
 
 def _also_regularised(tables: Tables) -> str:
-    found = ran(tables, RIVALS_REGULARISED)
-    words = [f"{name} {each.mean:.1f}" for name, each in found.items()]
-    return f", with the same recipe {listed(words)}" if words else ""
+    """Rivals with the recipe that was chosen for pooled ARSM, and without it."""
+    recipe = cell(tables, REGULARISED)
+    plain = {name: cell(tables, row) for name, row in RIVALS_PLAIN.items()}
+    words = [
+        f"{name} {each.mean:.1f} ({plain[name].mean:.1f} without), {welch(each, recipe).text} more"
+        for name, each in ran(tables, RIVALS_REGULARISED).items()
+    ]
+    return f"; with the recipe chosen for it {'; '.join(words)}" if words else ""
 
 
 def others(tables: Tables) -> str:
