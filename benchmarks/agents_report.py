@@ -37,23 +37,39 @@ def read(path: Path) -> list[Line]:
 
 def publish(runs: Path, archive: Path, wanted: Callable[[str], Iterable[str]]) -> list[Block]:
     """Add the complete blocks of runs.jsonl that an archive does not have yet; `wanted` gives the
-    methods of a row.
+    methods of a row. A published block that lacks a method stays until its row has a complete one.
     """
-    blocks: dict[Block, dict[str, Line]] = {}
-    for line in read(runs):
-        blocks.setdefault((line["row"], line["seed"]), {})[line["method"]] = line
-    published = read(archive.with_suffix(""))
-    known = {(line["row"], line["seed"]) for line in published}
+    found = _by_block(read(runs))
+    published = _by_block(read(archive.with_suffix("")))
+
+    def complete(block: Block, own: dict[str, Line]) -> bool:
+        return own.keys() >= set(wanted(block[0]))
+
     # whatever its numbers say: a block counts when all its methods are there
     added = [
-        block
-        for block, own in blocks.items()
-        if block not in known and own.keys() >= set(wanted(block[0]))
+        block for block, own in found.items() if block not in published and complete(block, own)
     ]
-    published += [_short(line) for block in added for line in blocks[block].values()]
-    text = "".join(json.dumps(line) + "\n" for line in published)
+    rows = {row for row, _ in added}
+    kept = {
+        block: own
+        for block, own in published.items()
+        if block[0] not in rows or complete(block, own)
+    }
+    kept |= {block: found[block] for block in added}
+    # rows stay in their order, also one whose first block goes
+    order = list(dict.fromkeys(row for row, _ in [*published, *added]))
+    blocks = sorted(kept, key=lambda block: (order.index(block[0]), block[1]))
+    lines = [_short(line) for block in blocks for line in kept[block].values()]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
     archive.write_bytes(lzma.compress(text.encode(), preset=9))
     return added
+
+
+def _by_block(lines: list[Line]) -> dict[Block, dict[str, Line]]:
+    blocks: dict[Block, dict[str, Line]] = {}
+    for line in lines:
+        blocks.setdefault((line["row"], line["seed"]), {})[line["method"]] = line
+    return blocks
 
 
 def _short(value: Any) -> Any:

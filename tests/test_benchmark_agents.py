@@ -156,3 +156,42 @@ def test_only_complete_blocks_are_published_and_once(tmp_path: Path) -> None:
     kept = read(archive.with_suffix(""))
     assert len(kept) == 2 * len(wanted)
     assert (kept[0]["sampled"], kept[0]["at_steps"]["sampled"]) == (0.333333, 0.666667)
+
+
+def test_a_published_block_without_a_method_goes_when_its_row_has_a_complete_one(
+    tmp_path: Path,
+) -> None:
+    def lines(row: str, seed: int, of: list[str]) -> str:
+        runs = [{"row": row, "method": method, "seed": seed} for method in of]
+        return "".join(json.dumps(run) + "\n" for run in runs)
+
+    wanted = ["value", "A2C"]
+    runs, archive = tmp_path / "runs.jsonl", tmp_path / "published" / "runs.jsonl.xz"
+    archive.parent.mkdir()
+    before = lines("Taxi", 1, ["value"]) + lines("Acrobot", 1, ["value"]) + lines("Taxi", 2, wanted)
+    archive.write_bytes(lzma.compress(before.encode()))
+    runs.write_text(lines("Taxi", 3, wanted))
+    assert publish(runs, archive, lambda row: wanted) == [("Taxi", 3)]
+    kept = {(line["row"], line["seed"]) for line in read(archive.with_suffix(""))}
+    assert kept == {("Taxi", 2), ("Taxi", 3), ("Acrobot", 1)}
+
+
+@pytest.mark.parametrize(("better", "worse"), [(2, 0), (1, 0), (3, 1)])
+def test_another_default_needs_two_rows_ahead_and_none_behind(
+    tmp_path: Path, better: int, worse: int
+) -> None:
+    """`both` is ahead of the value on some rows, behind it on others and level on the rest."""
+    lines = []
+    for place, row in enumerate(page.TASKS[:5]):
+        gain = 5 if place < better else -5 if place < better + worse else 0
+        for seed in range(3):
+            for method, reached in (("value", 10 + seed), ("both", 10 + seed + gain)):
+                end = {"sampled": reached, "likeliest": reached}
+                run = {"row": row, "method": method, "seed": seed}
+                lines.append(json.dumps({**run, **end, "at_steps": end}))
+    (tmp_path / "agents").mkdir()
+    text = "\n".join(lines).encode()
+    (tmp_path / "agents/runs.jsonl.xz").write_bytes(lzma.compress(text))
+    words = page.default_rule(Tables(tmp_path))
+    assert f"`value` {5 - better}, `both` {5 - worse} ({worse})," in words
+    assert words.endswith("names both." if (better, worse) == (2, 0) else "it stays `Value()`.")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
-from arsm_experiments.report.pages.tables import Cell, Part, Tables, markdown, welch
+from arsm_experiments.report.pages.tables import Cell, Part, Tables, listed, markdown, welch
 from arsm_experiments.runs import lines
 
 TASKS = (
@@ -23,7 +24,10 @@ TASKS = (
 )
 BRANCHING = ("RLOO(2)", "RLOO(4)", "ARSM", "ARSM, pooled")
 BOTH = ("both", "both, more branches")
-METHODS = ("value", *BOTH, *BRANCHING, "PPO", "A2C", "MaskablePPO")
+OWN = ("value", *BOTH, *BRANCHING)
+"""This library's credits."""
+RIVALS = ("PPO", "A2C", "MaskablePPO")
+METHODS = (*OWN, *RIVALS)
 SECONDS, STEPS = "equal CPU seconds", "equal steps"
 RIVAL = "Stable-Baselines3's A2C, tuned"
 
@@ -110,7 +114,20 @@ def beaten(runs: Runs, methods: Sequence[str], other: str, moment: str) -> tuple
 def against(runs: Runs, methods: Sequence[str], other: str, moment: str) -> str:
     """Comparisons won and lost: "3 to 12 (p = 0.04)"."""
     more, less, p = beaten(runs, methods, other, moment)
-    return f"{more} to {less} (p = {p:.2g})"
+    return f"{more} to {less} (p {f'= {p:.2g}' if p >= 0.001 else '< 0.001'})"
+
+
+def decidedly_ahead(runs: Runs, method: str, other: str, moment: str) -> list[str]:
+    """The rows with enough seeds on which a method is decidedly ahead of the other."""
+    found = []
+    for task in TASKS:
+        first, second = (over_seeds(runs, task, name, moment) for name in (method, other))
+        if first is None or second is None or min(first.seeds, second.seeds) < ENOUGH:
+            continue
+        gain = welch(first, second)
+        if gain.decided and gain.mean > 0:
+            found.append(task)
+    return found
 
 
 def answer(tables: Tables) -> str:
@@ -120,9 +137,9 @@ def answer(tables: Tables) -> str:
     both = {m: against(runs, ("both",), "value", m) for m in (SECONDS, STEPS)}
     spent, _ = to_the_line(tables)
     return (
-        f"**Branches alone are not the better credit on most tasks: against the learned value, in "
-        f"{len(runs)} comparisons (a row and a seed each), `RLOO(2)` scores {alone[SECONDS]} at "
-        f"equal CPU seconds and {alone[STEPS]} at equal simulator steps. As an addition to the "
+        f"**Branches alone are not the better credit: against the learned value, in {len(runs)} "
+        f"comparisons (a row and a seed each), `RLOO(2)` scores {alone[SECONDS]} at equal CPU "
+        f"seconds and {alone[STEPS]} at equal simulator steps. As an addition to the "
         f"value they show no gain: {both[SECONDS]} and {both[STEPS]}. They are good where "
         "rollouts cost almost nothing: without a value to learn, ARSM on batched CartPole is "
         f"{spent[RIVAL] / spent['ARSM']:.1f} times as fast to 195 as Stable-Baselines3's A2C.** "
@@ -131,23 +148,50 @@ def answer(tables: Tables) -> str:
 
 
 def finding(tables: Tables) -> str:
-    """The default beside its rivals, and the other methods beside the default."""
+    """The default beside its rivals."""
     runs = blocks(tables)
     rivals = "; ".join(
         f"{rival} {against(runs, ('value',), rival, SECONDS)} and "
         f"{against(runs, ('value',), rival, STEPS)}"
         for rival in ("PPO", "A2C")
     )
-    others = ", ".join(
-        f"`{name}` {against(runs, (name,), 'value', SECONDS)}"
-        for name in ("RLOO(4)", "ARSM", "both, more branches")
-    )
-    best = {m: against(runs, BRANCHING, "value", m) for m in (SECONDS, STEPS)}
+    ahead = [
+        f"{rival} on {listed(where)}"
+        for rival in RIVALS
+        if (where := decidedly_ahead(runs, rival, "value", SECONDS))
+    ]
     return (
         f"The default against its rivals, at equal CPU seconds and at equal steps: {rivals}. "
-        f"Against the default, at equal CPU seconds: {others}. The best of the four branching "
-        f"methods in each comparison, which favours them: {best[SECONDS]}, and at equal steps "
-        f"{best[STEPS]}."
+        f"Decidedly ahead of it at equal CPU seconds: {'; '.join(ahead) or 'none'}."
+    )
+
+
+def default_rule(tables: Tables) -> str:
+    """The protocol's rule for another default, applied to the rows with enough seeds."""
+    runs = blocks(tables)
+    rows = [task for task in TASKS if len(seeds_of(runs, task)) >= ENOUGH]
+    bold = Counter[str]()
+    for task in rows:
+        there = {name: over_seeds(runs, task, name, SECONDS) for name in METHODS}
+        cells = {name: cell for name, cell in there.items() if cell is not None}
+        first = max(cells.values(), key=lambda cell: cell.mean)
+        for name in [name for name in OWN if name in cells]:
+            bold[name] += level(cells[name], first)
+    ahead = {name: decidedly_ahead(runs, name, "value", SECONDS) for name in OWN}
+    behind = {name: decidedly_ahead(runs, "value", name, SECONDS) for name in OWN}
+    met = [
+        name
+        for name in OWN[1:]
+        if bold[name] > bold["value"] and len(ahead[name]) >= 2 and not behind[name]
+    ]
+    others = ", ".join(f"`{name}` {bold[name]} ({len(behind[name])})" for name in OWN[1:])
+    ahead_words = "; ".join(f"`{name}` on {listed(ahead[name])}" for name in OWN if ahead[name])
+    end = f"names {listed(met)}" if met else "is not met: it stays `Value()`"
+    return (
+        f"Rows in bold at equal CPU seconds, of {len(rows)}, and decidedly behind `value`, in "
+        f"brackets: `value` {bold['value']}, {others}. Decidedly ahead of `value`: "
+        f"{ahead_words or 'none'}. The protocol's rule for another default (in bold on more rows, "
+        f"ahead on two, behind on none) {end}."
     )
 
 
@@ -197,25 +241,38 @@ def to_the_line(tables: Tables) -> tuple[dict[str, float], dict[str, str]]:
 
 def speed(tables: Tables) -> str:
     """Seconds to solve CartPole, and steps per second of Pong's rollouts."""
-    lines = speed_lines(tables)
     spent, solved = to_the_line(tables)
-    single = [line for line in lines if line.get("frames") == 1]
-    rates = {
-        what: [line["steps"] / line["cpu"] for line in single if line["method"].startswith(what)]
-        for what in ("rollouts, branched by ale", "the emulator alone")
-    }
-    pong, emulator = rates.values()
+    # one run of the command each, the last one last
+    *earlier, last = pong_rates(tables)
+    pong, emulator = last["rollouts, branched by ale"], last["the emulator alone"]
+    before = listed([f"{median(run['rollouts, branched by ale']):,.0f}" for run in earlier])
     return (
         f"CartPole-v0 averages 195 after {spent['ARSM']:.1f} CPU seconds of ARSM with the batched "
         f"environment ({solved['ARSM']} seeds) and after "
         f"{spent[RIVAL]:.1f} of Stable-Baselines3's A2C with the zoo's settings ({solved[RIVAL]}), "
-        f"the median over seeds in one run: "
-        f"{spent[RIVAL] / spent['ARSM']:.1f} times as long. Rollouts of Pong that branch by the "
-        f"emulator's state play {median(pong):,.0f} steps per CPU second ({min(pong):,.0f} to "
-        f"{max(pong):,.0f}, {len(pong)} times); the emulator alone, in turns with them, "
-        f"{median(emulator):,.0f} ({min(emulator):,.0f} to {max(emulator):,.0f})."
+        f"medians of one run: {spent[RIVAL] / spent['ARSM']:.1f} times as long. Rollouts of Pong "
+        f"that branch by the emulator's state play {median(pong):,.0f} steps per CPU second "
+        f"({min(pong):,.0f} to {max(pong):,.0f}, {len(pong)} times); the emulator alone, in turns "
+        f"with them, {median(emulator):,.0f} ({min(emulator):,.0f} to "
+        f"{max(emulator):,.0f}). Earlier runs on another machine had {before}."
     )
 
 
-PARTS: dict[str, Part] = {"answer": answer, "table": table, "finding": finding, "speed": speed}
+def pong_rates(tables: Tables) -> list[dict[str, list[float]]]:
+    """Steps per CPU second of Pong with one frame per step, by run and method."""
+    runs: dict[str, dict[str, list[float]]] = {}
+    for line in speed_lines(tables):
+        if line.get("frames") == 1:
+            own = runs.setdefault(line["commit"], {})
+            own.setdefault(line["method"], []).append(line["steps"] / line["cpu"])
+    return list(runs.values())
+
+
+PARTS: dict[str, Part] = {
+    "answer": answer,
+    "table": table,
+    "finding": finding,
+    "default": default_rule,
+    "speed": speed,
+}
 HISTORY_PARTS: dict[str, Part] = {"long": long_runs}
