@@ -221,15 +221,19 @@ def _control(tables: Tables) -> list[Claim]:
         solved = {
             name: control.cell(tables, task, name, "seeds at the line").mean for name in compared
         }
+        # one seed more is no difference: the episodes to the line must be decidedly fewer
         episodes = {
-            name: control.cell(tables, task, name, "episodes to the line").mean
+            name: control.cell(tables, task, name, "episodes to the line")
             for name in compared
             if solved[name]
         }
-        ahead = all(
-            solved["ARSM"] > solved[name]
-            and (name not in episodes or episodes["ARSM"] < episodes[name])
+        sooner = [
+            welch(episodes[name], episodes["ARSM"])
             for name in rivals
+            if name in episodes and "ARSM" in episodes
+        ]
+        ahead = all(solved["ARSM"] > solved[name] for name in rivals) and all(
+            each.decided and each.mean > 0 for each in sooner
         )
         steps = control.cell(tables, task, "ARSM", "simulator steps").mean
         others = max(control.cell(tables, task, name, "simulator steps").mean for name in rivals)
