@@ -1,8 +1,8 @@
 """One estimate and one training step of the VAE on a GPU, at two commits:
 `python -m benchmarks.gpu_against OLD`, where OLD is a folder with an earlier tree.
 
-Each tree has a process of its own. Both prepare all rows at once (compile, capture, warm up), then
-time every row in turns, `--rounds` times, while the other one waits. All times go to --out.
+Each tree has a process of its own. Row by row, both prepare it at once (compile, capture, warm up),
+then time it in turns, `--rounds` times, while the other one waits. All times go to --out.
 The rows use functions of `benchmarks.gpu` and `benchmarks.vae` that both trees have.
 """
 
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent.parent
 OUT = HERE / "results" / "benchmarks" / "gpu_against.json"
@@ -24,8 +25,16 @@ REPETITIONS = 300
 STEPS = 5  # of the VAE in one graph
 ANSWER = "milliseconds: "
 
-Row = Callable[[], float]
-"""Milliseconds of one prepared row."""
+
+class Row(NamedTuple):
+    """A prepared row."""
+
+    milliseconds: Callable[[], float]
+    """Measure it."""
+    reads: object
+    """Everything that a captured graph reads. The graph knows addresses and keeps no tensor alive:
+    without this, the next tensors would take their memory, and a replay would read those.
+    """
 
 
 def by_hand() -> Row:
@@ -36,7 +45,7 @@ def by_hand() -> Row:
     from benchmarks.overhead import leave_one_out
 
     logits = torch.randn(64, 1, 10, device="cuda")
-    return lambda: milliseconds(lambda: leave_one_out(logits), REPETITIONS)
+    return Row(lambda: milliseconds(lambda: leave_one_out(logits), REPETITIONS), logits)
 
 
 def eager(words: str) -> Row:
@@ -48,7 +57,7 @@ def eager(words: str) -> Row:
 
     logits = torch.randn(64, 1, 10, device="cuda", requires_grad=True)
     value = step(arsm.estimator(words), "packed")
-    return lambda: milliseconds(lambda: backward(value, logits), REPETITIONS)
+    return Row(lambda: milliseconds(lambda: backward(value, logits), REPETITIONS), logits)
 
 
 def dense(words: str, *shape: int, scale: float = 1.0, compiled: bool = False) -> Row:
@@ -65,7 +74,7 @@ def dense(words: str, *shape: int, scale: float = 1.0, compiled: bool = False) -
     if compiled:
         value = torch.compile(value, fullgraph=True, dynamic=False)
     replay = captured(lambda: backward(value, logits))
-    return lambda: in_a_row(replay, REPETITIONS)
+    return Row(lambda: in_a_row(replay, REPETITIONS), (value, logits))
 
 
 def vae_step(replicas: int) -> Row:
@@ -82,7 +91,7 @@ def vae_step(replicas: int) -> Row:
     trained.epoch()
     graph = trained._graph
     assert graph is not None
-    return lambda: in_a_row(graph.replay, REPETITIONS) / STEPS
+    return Row(lambda: in_a_row(graph.replay, REPETITIONS // STEPS) / STEPS, trained)
 
 
 VOCABULARY = (256, 1, 50_257)
@@ -134,23 +143,27 @@ class Tree:
 
 
 def listen() -> None:
-    """Measure the rows that are asked for, one after the other; each is prepared once."""
+    """Measure the rows that are asked for; a row is prepared when it is asked for first, and kept
+    until another one is.
+    """
     # Python put this file's folder first, where modules shadow the tree's package
     sys.path.pop(0)
-    prepared: dict[str, Row] = {}
+    name = ""
+    row = None
     for line in sys.stdin:
-        row = line.strip()
         try:
-            if row not in prepared:
-                prepared[row] = ROWS[row]()
-            found: float | str = prepared[row]()
+            if row is None or line.strip() != name:
+                name = line.strip()
+                row = None  # frees the last one's memory first
+                row = ROWS[name]()
+            found: float | str = row.milliseconds()
         except Exception as error:
             found = f"{type(error).__name__}: {error}"[:300]
         print(f"{ANSWER}{json.dumps(found)}", flush=True)
 
 
 def compare(folders: dict[str, Path], rows: list[str], rounds: int, out: Path) -> None:
-    """Measure all rows in turns; every round is written down at once."""
+    """Measure row by row, the trees in turns; every row is written down at once."""
     from arsm_experiments.runs.lines import write_one
     from arsm_experiments.runs.provenance import provenance
 
@@ -159,14 +172,12 @@ def compare(folders: dict[str, Path], rows: list[str], rounds: int, out: Path) -
     }
     record = {"provenance": provenance("cuda"), "times": times}
     trees = {name: Tree(folder) for name, folder in folders.items()}
-    # both at once, to prepare: these times are not kept
     for row in rows:
+        # both at once, to prepare: these times are not kept
         for tree in trees.values():
             tree.ask(row)
-    for row in rows:
         print(f"{row}, first: {[tree.answer() for tree in trees.values()]}", flush=True)
-    for _ in range(rounds):
-        for row in rows:
+        for _ in range(rounds):
             for name, tree in trees.items():
                 tree.ask(row)
                 times[row][name].append(tree.answer())

@@ -458,9 +458,40 @@ def test_losses_side_by_side_learn_what_they_learn_in_turn(device: str) -> None:
         means = expected.epoch()
         for replicas in trained:
             torch.testing.assert_close(replicas.epoch(), means, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(
-                replicas.parameters, expected.parameters, rtol=1e-3, atol=1e-5
-            )
+            assert_learned_the_same(replicas, expected)
+
+
+def assert_learned_the_same(found: Replicas, expected: Replicas) -> None:
+    """The parameters agree, but for a few whose gradient is nearly zero.
+
+    Adam divides a gradient by its own size. Where rounding turns the sign of a tiny one, the
+    parameter moves by the rate in the other direction: on a GPU, where streams and compiled code
+    add up in another order, this happens to about one in a thousand.
+    """
+    close = torch.isclose(found.parameters, expected.parameters, rtol=1e-3, atol=1e-5)
+    differing = 1 - close.double().mean(1)
+    assert float(differing.max()) < 0.005, f"shares of each replica that differ: {differing}"
+    # one step in each direction, at every step
+    furthest = 2 * expected.settings["rate"] * expected.state["step"]
+    distance = (found.parameters - expected.parameters).abs().amax(1)
+    assert bool((distance <= furthest).all()), f"distances {distance}, at most {furthest}"
+
+
+def test_a_replica_that_learns_from_another_ones_gradient_is_found_out() -> None:
+    expected = two_losses("cpu", stacked=True)
+    exchanged = two_losses("cpu", stacked=True)
+    update = exchanged._update
+
+    def update_with_the_next_ones(
+        parameters: Tensor, state: list[Tensor], gradients: list[Tensor], *scale: Tensor
+    ) -> None:
+        update(parameters, state, [x.roll(1, 0) for x in gradients], *scale)
+
+    exchanged._update = update_with_the_next_ones
+    expected.epoch()
+    exchanged.epoch()
+    with pytest.raises(AssertionError, match="shares of each replica"):
+        assert_learned_the_same(exchanged, expected)
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

@@ -100,23 +100,26 @@ def take(parts: list[Tensor], same_as: Tensor) -> Tensor:
     in_two = len(parts) == 2 and len(parts[0]) == lives * math.prod(batch)
     if not in_two or not torch.compiler.is_compiling():
         return pick(join(parts).view(same_as.shape), same_as)
-    # each from its own part, and the whole is never made
-    live = parts[0].view(lives, *batch)
-    rest = parts[1].view(queries - lives, *batch)
+    # Each from its own part, and the whole is never made. The queries come last here, because a
+    # compiler lays out the result as it is computed: ARSM's sums read a row's categories in order,
+    # and would need a copy of f with rows and queries exchanged.
+    number = same_as.movedim(0, -1)
+    live = parts[0].view(lives, *batch).movedim(0, -1)
+    rest = parts[1].view(queries - lives, *batch).movedim(0, -1)
     if lives > 1:
-        live = pick(live, same_as)
-    return torch.where(same_as < lives, live, pick(rest, same_as - lives))
+        live = pick(live, number, -1)
+    return torch.where(number < lives, live, pick(rest, number - lives, -1)).movedim(-1, 0)
 
 
-def pick(x: Tensor, number: Tensor) -> Tensor:
-    """x at numbers of its first dimension, as `gather` has it; a number outside of x, whose result
-    nobody reads, may get anything.
+def pick(x: Tensor, number: Tensor, dim: int = 0) -> Tensor:
+    """x at numbers of one dimension, as `gather` has it; a number outside of x, whose result nobody
+    reads, may get anything.
     """
     # Compiled for a GPU, an index that may lie outside is checked, and all threads wait for each
     # other there. An eager gather checks at no price.
     if torch.compiler.is_compiling():
-        number = number.clamp(0, x.shape[0] - 1)
-    return x.gather(0, number)
+        number = number.clamp(0, x.shape[dim] - 1)
+    return x.gather(dim, number)
 
 
 def join(parts: list[Tensor]) -> Tensor:
