@@ -97,6 +97,7 @@ JSON_ELSEWHERE = {
     "experiments/src/arsm_experiments/sequences/translate.py",
     # files inside an archive of runs
     "experiments/src/arsm_experiments/sequences/language_model.py",
+    "experiments/src/arsm_experiments/sequences/language_model_rules.py",
     "experiments/src/arsm_experiments/sequences/publish.py",
     "experiments/src/arsm_experiments/sequences/trials.py",
     # records of their own; these may only become fewer
