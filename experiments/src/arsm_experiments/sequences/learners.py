@@ -191,4 +191,4 @@ def start_from(path: Path, task: str, size: Size, device: str) -> Transformer:
 
 
 def rank() -> int:
-    return dist.getrank() if dist.is_initialized() else 0
+    return dist.get_rank() if dist.is_initialized() else 0
