@@ -191,4 +191,5 @@ def start_from(path: Path, task: str, size: Size, device: str) -> Transformer:
 
 
 def rank() -> int:
+    """The number of this process; 0 where there is one."""
     return dist.get_rank() if dist.is_initialized() else 0
