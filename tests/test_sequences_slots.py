@@ -561,6 +561,20 @@ def test_a_captured_step_draws_the_tokens_of_an_eager_one(make: Callable[[], Any
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps_are_captured_again_after_a_longer_prompt() -> None:
+    """Longer prompts need another cache, and so new graphs, in memory of their own."""
+    model = wrapped(llama, torch.float32)
+    model.model.cuda()
+    slots = Slots(model.slots(), 64)
+    row = torch.arange(8, device="cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for width in (4, 40, 4, 40):
+            prompts = torch.randint(V, (8, width), device="cuda")
+            slots.sample(prompts, None, row, Decoding(9, EOS), 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_estimate_on_a_gpu_has_the_gradient_of_a_cpu() -> None:
     """The same completions and draws by the same generator seed are not to be had: given
     completions instead.

@@ -420,6 +420,8 @@ class Slots:
         fits = self._cache is not None and width <= self._cache.shape[4] <= 2 * width
         if not fits or places != self._weights:
             self._boards.clear()
+            # without a graph that uses it, a pool is being given back and takes no new ones
+            self._pool = None
             self._cache = None
             self._cache = self.model.cache(self.rows, width)
             self._weights = places
