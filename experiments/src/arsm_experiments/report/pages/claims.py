@@ -41,9 +41,11 @@ def _trained(tables: Tables) -> str:
         (row for row in rows if row.method in language_model.OURS),
         key=lambda row: row.final.mean,
     )
+    steps = " in four epochs" if ours.method.endswith("4 epochs") else ""
     return (
-        f"Trained on countdown it ends at {ours.final.mean:.3f} after {ours.seconds:.0f} s, the "
-        f"best rival, {rival.method.upper()}, at {rival.final.mean:.3f} after {rival.seconds:.0f} s"
+        f"Trained on countdown{steps} it ends at {ours.final.mean:.3f} after {ours.seconds:.0f} s, "
+        f"the best rival, {rival.method.upper()}, at {rival.final.mean:.3f} "
+        f"after {rival.seconds:.0f} s"
     )
 
 
