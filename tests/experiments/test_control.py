@@ -154,6 +154,27 @@ def test_runs_that_differ_in_their_length_alone_are_two_rows(tmp_path: Path) -> 
     }
 
 
+def test_runs_with_other_limits_of_cpu_seconds_are_two_rows(tmp_path: Path) -> None:
+    for limit, seed in ((0.01, 0), (0.02, 1)):
+        Control(
+            "CartPole-v1",
+            ("a2c",),
+            horizon=20,
+            episodes=1_000_000,
+            cpu_seconds=limit,
+            seeds=1,
+            seed=seed,
+            root=tmp_path,
+        ).run(Console(quiet=True))
+    (section,) = control_sections(
+        [read_run(folder) for folder in sorted(tmp_path.glob("control/*"))]
+    )
+    assert {x.row for x in section.results} == {
+        "a2c, adam 0.01, 0.01 CPU seconds",
+        "a2c, adam 0.01, 0.02 CPU seconds",
+    }
+
+
 def test_a_run_whose_iterations_are_longer_than_it_resumes_at_the_next_seed(tmp_path: Path) -> None:
     short = partial(Control, "CartPole-v1", ("arsm",), horizon=20, episodes=2, seeds=2, log_every=1)
     whole, cut = (

@@ -279,6 +279,16 @@ FULL: tuple[Experiment, ...] = (
     lunar_lander(
         ("arsm", "ars"), (0.01,), ("rmsprop",), cpu_seconds=400, log_every=5, learning=LANDER
     ),
+    lunar_lander(
+        ("arsm",),
+        (0.01,),
+        ("rmsprop",),
+        cpu_seconds=1500,
+        seeds=3,
+        seed=210,
+        log_every=5,
+        learning=LANDER,
+    ),
     lunar_lander(("a2c",), (0.003,), log_every=20, learning=LANDER_BONUS),
     lunar_lander(("relax",), (0.01,), ("rmsprop",), log_every=20, learning=LANDER_BONUS),
     Compare(problems=("toy-30", "toy-1000"), samples=10_000),

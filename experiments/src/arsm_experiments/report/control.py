@@ -79,7 +79,8 @@ def _task(record: Record) -> tuple[Any, ...]:
 def _alike(record: Record) -> tuple[Any, ...]:
     """Key of runs that differ only in their seeds."""
     config = record.config
-    return record.label, config["optimizer"], config["learning_rate"], config["episodes"]
+    length = config["episodes"], config.get("cpu_seconds")
+    return record.label, config["optimizer"], config["learning_rate"], length
 
 
 def _section(records: list[Record]) -> Section:
