@@ -30,7 +30,8 @@ def language_models(tables: Tables) -> str:
     return (
         "- **Credit for every token of a language model.** Go back to a token, try another one, "
         "compare the rewards. On SmolLM2-135M the same gradient noise takes this share of the "
-        f"best group method's tokens: {listed}. {_trained(tables)} "
+        "best group method's tokens (± half of the 95% interval): "
+        f"{listed}. {_trained(tables)} "
         "([measurements](results/language_model/README.md); "
         "[inside TRL](docs/guides/trl.md): three lines)."
     )
