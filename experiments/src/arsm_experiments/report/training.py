@@ -22,6 +22,7 @@ HIGHEST = 1.5
 PARTS = ("train", "validation", "test")
 CHOSE = "seeds that chose the rate"
 """Seeds of a row that were also used to choose its learning rate: they flatter it."""
+TRIED = "learning rates tried"
 SECONDS = (
     "Seconds are for the whole command, which trains all its seeds and learning rates together, "
     "or the sum if a row's seeds come from several commands."

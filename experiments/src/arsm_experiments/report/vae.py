@@ -12,6 +12,7 @@ from arsm_experiments.report.training import (
     CHOSE,
     PARTS,
     SECONDS,
+    TRIED,
     Row,
     figures,
     last,
@@ -126,6 +127,7 @@ def _results(row: Row) -> list[Result]:
     record = row.shown
     found = {
         "learning rate": [record.config["rate"]],
+        TRIED: [float(len(row.grid))],
         "train": row.at_best("train"),
         "validation": row.at_best("validation"),
         "test": last(record, "best_test") or row.at_best("test"),

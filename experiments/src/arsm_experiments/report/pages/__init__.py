@@ -53,6 +53,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     },
     "../benchmarks/README.md": benchmarks.PARTS,
     "../docs/estimators.md": {"compare": compare.in_short},
+    "../docs/guides/your_environment.md": {"branches": agents.in_short},
     "../docs/guides/vector_quantisation.md": quantisation.PARTS,
 }
 """The parts of each page by name; pages are relative to results/."""

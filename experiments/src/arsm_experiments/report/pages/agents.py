@@ -147,6 +147,17 @@ def answer(tables: Tables) -> str:
     )
 
 
+def in_short(tables: Tables) -> str:
+    """The sentence of the guide about environments."""
+    runs = blocks(tables)
+    alone, both = (against(runs, (name,), "value", SECONDS) for name in ("RLOO(2)", "both"))
+    return (
+        f"In {len(runs)} short comparisons on {len({row for row, _ in runs})} tasks, at equal CPU "
+        f"seconds, `RLOO(2)` alone scored {alone} against it, won to lost, and branches added to "
+        f"it {both}."
+    )
+
+
 def finding(tables: Tables) -> str:
     """The default beside its rivals."""
     runs = blocks(tables)

@@ -19,15 +19,19 @@ def claims(tables: Tables) -> str:
 def language_models(tables: Tables) -> str:
     """Noise per token on every task, and how training ended."""
     ratios = {
-        level.task: level.ratios[BRANCH].mean
+        level.task: level.ratios[BRANCH]
         for level in language_model.measured(tables)
         if BRANCH in level.ratios
     }
-    listed = ", ".join(f"{ratios[task]:.0%} on {name}" for task, name in TASKS.items())
+    listed = ", ".join(
+        f"{ratios[task].mean:.0%} ± {language_model.half(ratios[task]):.0%} on {name}"
+        for task, name in TASKS.items()
+    )
     return (
         "- **Credit for every token of a language model.** Go back to a token, try another one, "
         "compare the rewards. On SmolLM2-135M the same gradient noise takes this share of the "
-        f"best group method's tokens: {listed}. {_trained(tables)} "
+        "best group method's tokens (± half of the 95% interval): "
+        f"{listed}. {_trained(tables)} "
         "([measurements](results/language_model/README.md); "
         "[inside TRL](docs/guides/trl.md): three lines)."
     )

@@ -43,10 +43,10 @@ def cell(tables: Tables, row: str, metric: str = TEST) -> Cell:
     return tables.cell("conditional", f"Conditional MNIST{separator}{row}", metric)
 
 
-def sampled(tables: Tables, words: str) -> Cell | None:
-    """The row on sampled pixels, if it was run."""
+def sampled(tables: Tables, words: str, metric: str = TEST) -> Cell | None:
+    """A number of the row on sampled pixels, if it was run."""
     row = f"Conditional MNIST (sampled): {words}, sampled pixels True"
-    return tables.find("conditional", row, TEST)
+    return tables.find("conditional", row, metric)
 
 
 def table(tables: Tables) -> str:

@@ -169,8 +169,12 @@ def _ratio(cell: Cell | None) -> str:
         return "-"
     if cell.std == 0:
         return "1"
-    half = QUANTILE * cell.std / math.sqrt(cell.seeds)
-    return f"{cell.mean:.2f}±{half:.2f}"
+    return f"{cell.mean:.2f}±{half(cell):.2f}"
+
+
+def half(cell: Cell) -> float:
+    """Half of a ratio's 95% interval."""
+    return QUANTILE * cell.std / math.sqrt(cell.seeds)
 
 
 def at_fresh(tables: Tables) -> dict[int, float]:

@@ -10,7 +10,7 @@ from arsm_experiments.report.alone import step_times
 from arsm_experiments.report.pages import conditional, control, toy, vae
 from arsm_experiments.report.pages.tables import Cell, Tables, large, listed, markdown, welch
 from arsm_experiments.report.toy import ON_THE_BEST
-from arsm_experiments.report.training import CHOSE
+from arsm_experiments.report.training import CHOSE, TRIED
 from arsm_experiments.report.welch import student_quantile
 
 Verdict = Literal["reproduced", "better", "not reproduced", "not comparable"]
@@ -91,7 +91,7 @@ def _toy(tables: Tables) -> list[Claim]:
             "ARS and Gumbel-Softmax reach the optimum too",
             "all runs",
             f"{on_best[0]:.0f} and {on_best[1]:.0f} of 10 seeds",
-            f"{theirs[0]:.2g} and {theirs[1]:.2g}",
+            f"{theirs[0]:.2g} and {theirs[1]:.2g} f calls",
             "reproduced" if min(on_best) == 10 else "not reproduced",
         ),
     ]
@@ -115,6 +115,9 @@ def _vae(tables: Tables) -> list[Claim]:
     chose = any(vae.cell(tables, row, CHOSE).mean for row in shown)
     ahead = welch(straight, arsm)
     times = step_times(tables.results / "vae")
+    two_layers = number("Two-layer VAE", "ARSM, test -ELBO", vae.ALGORITHM_2, first=True)
+    # the paper chose among five
+    one_rate = ", one rate" * (vae.cell(tables, vae.ALGORITHM_2, TRIED).mean == 1)
     many = times[f"25*gumbel-softmax:hard=True{vae.AS_RELEASED}"] / times["arsm"]
     return [
         Claim(
@@ -151,9 +154,9 @@ def _vae(tables: Tables) -> list[Claim]:
             "1",
             f"{many:.1f} times its time",
             f"ARSM {times['arsm']:.2f} ms",
-            "not reproduced",
+            "reproduced" if abs(many - 1) <= NEAR else "not reproduced",
         ),
-        number("Two-layer VAE", "ARSM, test -ELBO", vae.ALGORITHM_2, first=True),
+        two_layers._replace(ours=two_layers.ours + one_rate),
         number(
             "Two-layer VAE",
             "Gumbel-Softmax, authors' settings",
@@ -165,13 +168,16 @@ def _vae(tables: Tables) -> list[Claim]:
 def _conditional(tables: Tables) -> list[Claim]:
     arsm, tuned = conditional.cell(tables, "arsm"), conditional.cell(tables, conditional.TUNED)
     straight = conditional.cell(tables, "gumbel-softmax:hard=True")
-    calls = conditional.cell(tables, "arsm", "evaluations, last epoch").mean
+    metric = "evaluations, last epoch"
+    calls = conditional.cell(tables, "arsm", metric).mean
     ours, verdict = f"{arsm.interval}; {tuned.mean:.1f} with a better start and rate", None
     images = "same images"
     drawn = conditional.sampled(tables, "arsm")
     if drawn is not None:
         # the paper puts its number beside those of Jang et al., whose pixels are sampled
         ours, verdict = f"{drawn.interval} on sampled pixels", judged(drawn, 58.3)
+        drawn_calls = conditional.sampled(tables, "arsm", metric)
+        calls = calls if drawn_calls is None else drawn_calls.mean
     rival = conditional.sampled(tables, "gumbel-softmax:hard=True")
     if drawn is not None and rival is not None:
         arsm, straight, images = drawn, rival, "sampled pixels"

@@ -1,8 +1,8 @@
-"""The generated part of results/router/README.md."""
+"""The generated parts of results/router/README.md."""
 
 from __future__ import annotations
 
-from arsm_experiments.report.pages.tables import Cell, Tables, markdown, with_spread
+from arsm_experiments.report.pages.tables import Cell, Tables, markdown, welch, with_spread
 
 TABLE = "router/transformer.csv"
 SETTINGS = ("top-1", "top-2", "price")
@@ -43,6 +43,38 @@ def table(tables: Tables) -> str:
     return markdown(header, rows)
 
 
+def finding(tables: Tables) -> str:
+    """Who is ahead of whom, by Welch's intervals."""
+    cells = tables.cells(TABLE)
+
+    def behind(setting: str, way: str, other: str) -> str:
+        priced = "untrained router, price unseen"
+        ways = (
+            priced if (setting, name) == ("price", "untrained router") else name
+            for name in (way, other)
+        )
+        found = welch(*(cells[f"{setting}: {name}", "test loss"] for name in ways))
+        return f"{found.mean:.2f} ({found.mean - found.half:.2f} to {found.mean + found.half:.2f})"
+
+    later, row, own = (f"leave-one-out, {reach}" for reach in ("later", "row", "own"))
+    gumbel, untrained = "Gumbel straight-through", "untrained router"
+    return (
+        "**Finding** (differences with Welch's 95% interval). Switch has the least mean loss in "
+        "all three settings, and is the quickest of those that train a router. The next is "
+        f'{behind("top-1", own, "Switch")} behind with one expert (`"own"`), '
+        f"{behind('top-2', gumbel, 'Switch')} with two (Gumbel) and "
+        f'{behind("price", later, "Switch")} with the price (`"later"`). Without a price '
+        '`"later"` and `"row"` end behind a router that is not trained at all, by '
+        f"{behind('top-1', later, untrained)} and {behind('top-1', row, untrained)}: we take the "
+        'later losses to be mostly noise from other tokens\' choices. `"own"`, which leaves these '
+        f'out, is {behind("top-1", later, own)} better than `"later"`; `"row"` is '
+        f"{behind('top-1', row, later)} worse, and {behind('price', row, later)} with the price: "
+        "undecided. There Gumbel and the untrained router are "
+        f"{behind('price', gumbel, later)} and {behind('price', untrained, later)} behind "
+        '`"later"`: undecided.'
+    )
+
+
 def _loss(cells: dict[tuple[str, str], Cell], setting: str, way: str) -> str:
     if (setting, way) == ("price", "untrained router"):
         way = "untrained router, price unseen"
@@ -50,4 +82,4 @@ def _loss(cells: dict[tuple[str, str], Cell], setting: str, way: str) -> str:
     return "" if cell is None else with_spread(cell, 3)
 
 
-PARTS = {"transformer": table}
+PARTS = {"transformer": table, "finding": finding}

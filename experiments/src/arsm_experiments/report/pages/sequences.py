@@ -53,7 +53,10 @@ def table(tables: Tables) -> str:
 
 
 def _two(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
+    if value is None:
+        return "-"
+    # table.csv has three decimals
+    return "<0.001" if value == 0 else f"{value:.2g}"
 
 
 def finding(tables: Tables) -> str:

@@ -26,24 +26,31 @@ class Task(NamedTuple):
 LANGUAGE_MODEL = (
     (r"branch \d+", "branching"),
     (r"group .*", "leave-one-out"),
-    (r"value head", "value head"),
     (r"token baseline.*", "token baseline"),
 )
 TASKS = (
     Task(
-        "SmolLM2-135M, sums, accuracy 0.30",
+        "SmolLM2-135M, sums, accuracy 0.77",
         "variance x tokens, thousands",
         "language_model",
         "variance x tokens, thousands",
-        r"chain, level 0\.3 \(accuracy \S+\), (.*)",
+        r"chain, level 0\.8b \(accuracy \S+\), (.*), fresh",
         LANGUAGE_MODEL,
     ),
     Task(
-        "SmolLM2-135M, countdown, accuracy 0.33",
+        "SmolLM2-135M, countdown, accuracy 0.32",
         "variance x tokens, thousands",
         "language_model",
         "variance x tokens, thousands",
-        r"countdown, level 0\.3 \(accuracy \S+\), (.*)",
+        r"countdown, level 0\.3b \(accuracy \S+\), (.*), fresh",
+        LANGUAGE_MODEL,
+    ),
+    Task(
+        "SmolLM2-135M, translation, chrF 0.32",
+        "variance x tokens, thousands",
+        "language_model",
+        "variance x tokens, thousands",
+        r"translate, level 0\.3 \(accuracy \S+\), (.*), fresh",
         LANGUAGE_MODEL,
     ),
     Task(

@@ -103,11 +103,13 @@ def variances(tables: Tables) -> str:
     """How the variance over a run is averaged, how far seeds differ, and what fewer points say."""
     every = cell(tables, 30, "REINFORCE", AT_EVERY_UPDATE)
     some = cell(tables, 30, "REINFORCE", ON_THE_WAY).mean
+    missing = any(whole_run(tables, name) == "-" for name in METHODS)
+    dash = " (a dash: not measured at each)" if missing else ""
     return (
-        f"Variances are means over the C elements: at the start from 100 estimates, over the whole "
-        f"run from four at each of the 5,000 updates (100 for AR and ARS; a dash: not measured at "
-        f"each). REINFORCE's depends on when a run settles on a category: {every.mean:,.0f} ± "
-        f"{every.std:,.0f} over seeds. Every 50th update alone would give {some:,.0f}."
+        "Variances are means over the C elements: at the start from 100 estimates, over the whole "
+        f"run from four at each of the 5,000 updates{dash}. REINFORCE's depends on when a run "
+        f"settles on a category: {every.mean:,.0f} ± {every.std:,.0f} over seeds. Every 50th "
+        f"update alone would give {some:,.0f}."
     )
 
 
@@ -126,7 +128,7 @@ def printed(tables: Tables) -> str:
         words.append(f"C = {categories}: {text} ({seeds} seeds{left_out})")
     return (
         "- With the paper's step hardly anything but noise moves E[f] from 0.5167 at large C. "
-        f"{'. '.join(words)}."
+        f"{'. '.join(words)}. `table.csv` has the others."
     )
 
 

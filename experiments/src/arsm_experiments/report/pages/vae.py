@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from arsm_experiments.report.alone import step_times
 from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, pooled, welch
-from arsm_experiments.report.training import CHOSE
+from arsm_experiments.report.training import CHOSE, TRIED
 from arsm_experiments.report.vae import AS_RELEASED
+from arsm_experiments.runs import lines
 
 ARSM = {
     "ARSM, f in bfloat16": "1 layer: arsm",
@@ -136,7 +137,12 @@ def _precisions(tables: Tables) -> str:
     rows = arsm_rows(tables)
     means = [f"{cell(tables, row).mean:.1f} ({PRECISION[name]})" for name, row in rows.items()]
     if rows == ARSM:
-        return f"ARSM's seeds are those of three precisions, whose means are {listed(means)}."
+        # rivals have bfloat16
+        apart = welch(cell(tables, ARSM["ARSM, f in bfloat16"]), cell(tables, STRAIGHT))
+        return (
+            f"ARSM's seeds are those of three precisions, whose means are {listed(means)}; with "
+            f"bfloat16 in both rows it is {apart.text}."
+        )
     if len(rows) == 1:
         return f"ARSM's seeds, {means[0]}, chose nothing."
     first, second = (cell(tables, row) for row in rows.values())
@@ -202,7 +208,7 @@ def limits(tables: Tables) -> str:
         "The paper's protocol knows no bfloat16, in which the first row evaluates f at pseudo "
         "samples."
     )
-    lines = [
+    told = [
         "Which of ARSM's three precisions is the best: they come from different versions of the "
         f"program, and the best mean is the luckiest. {bfloat16}"
         if arsm_rows(tables) == ARSM
@@ -210,17 +216,37 @@ def limits(tables: Tables) -> str:
     ]
     absent = [name for name in TWO_LAYERS if name not in ran(tables, TWO_LAYERS)]
     if len(absent) == len(TWO_LAYERS):
-        lines.append(
+        told.append(
             "Rivals at equal settings on two layers. Straight-through Gumbel-Softmax has the "
             "authors' settings there (learned temperature, exact KL, free logits, one sample for "
             "encoder and decoder), which on one layer cost it about ten nats."
         )
     elif absent:
-        lines.append(f"On two layers, at the settings of one layer: {listed(absent)}.")
-    absent = [name for name in RIVALS_REGULARISED if name not in ran(tables, RIVALS_REGULARISED)]
+        told.append(f"On two layers, at the settings of one layer: {listed(absent)}.")
+    absent = _not_run(tables)
     if absent:
-        lines.append(f"With the regularised recipe: {listed(absent)}.")
-    return "\n".join(f"- {line}" for line in lines)
+        told.append(f"Planned, not run: {listed(absent)}.")
+    return "\n".join(f"- {line}" for line in told)
+
+
+def _not_run(tables: Tables) -> list[str]:
+    """What the plan has besides rivals on two layers, and no run yet."""
+    found = ran(tables, ROWS)
+    absent = [
+        f"{name} with the regularised recipe"
+        for name, row in RIVALS_REGULARISED.items()
+        if not ran(tables, {name: row})
+    ]
+    if TWO_LAYER_DECAY not in found:
+        absent.append("two layers with weight decay")
+    if "ARSM, 200 free logits" not in found:
+        absent.append("one layer with the paper's 200 free logits")
+    if cell(tables, ALGORITHM_2, TRIED).mean == 1:
+        absent.append("Algorithm 2 at other rates than 1e-4")
+    shown = found.keys() - _superseded(tables)
+    if any(cell(tables, ROWS[name], CHOSE).mean for name in shown):
+        absent.append("other seeds for the rows with \\*")
+    return absent
 
 
 def times(tables: Tables) -> str:
@@ -228,12 +254,14 @@ def times(tables: Tables) -> str:
     found = step_times(tables.results / "vae")
     arsm = found["arsm"]
     plain, learned = found["25*gumbel-softmax"], found[f"25*gumbel-softmax:hard=True{AS_RELEASED}"]
+    versions = {line["commit"] for line in lines.read(tables.results / "vae/step_times.jsonl")}
     return (
         "The paper says that 25 Gumbel-Softmax samples take the time of one ARSM step. On one H200 "
         f"an ARSM step takes {arsm:.2f} ms, 25 samples {plain / arsm:.1f} times that "
         f"({learned / arsm:.1f} as the authors train them), one straight-through sample "
         f"{found['gumbel-softmax:hard=True'] / arsm:.2f}, leave-one-out "
-        f"{found['rloo:samples=46,live=1'] / arsm:.2f} (`step_times.jsonl`)."
+        f"{found['rloo:samples=46,live=1'] / arsm:.2f} (`step_times.jsonl`, {len(versions)} "
+        "versions of the program)."
     )
 
 
