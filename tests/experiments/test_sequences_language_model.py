@@ -405,6 +405,29 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
     assert page.training(Tables(tmp_path)).startswith("**No comparison yet.** 0 of 0 trials")
 
 
+def test_candidates_enter_by_the_rule(tmp_path: Path) -> None:
+    plain = {"group 4": 300.0, "branch 8": 100.0, "branch 16": 40.0}
+    new = {"own 0.5, branch 8": 50.0, "shared, group 2, branch 4": 90.0, "critic, branch 8": 60.0}
+    costs = {f"{name}, fresh": cost for name, cost in (plain | new).items()}
+    worse = costs | {"critic, branch 8, fresh": 180.0}
+    measured = tmp_path / "noise"
+    measured.mkdir()
+    for name, own in (("chain-0.8c", costs), ("countdown-0.3c", worse), ("chain-0.8b", COSTS)):
+        whole = "".join(json.dumps(line) + "\n" for line in lines_of(own))
+        (measured / f"noise-{name}.jsonl").write_text(whole)
+    results = tmp_path / "language_model"
+    language_model.pack(results / "records.tar.xz", None, measured, None)
+    language_model.write(results)
+    tables = Tables(tmp_path)
+    made = page.candidates(tables)
+    assert made.endswith("By the rule, enters the library: own 0.5, branch 8.")
+    assert "| own 0.5, branch 8 | 0.50±0.10 | 0.50±0.10 | 0.50±0.07 |" in made
+    assert "| branch 8 | 1 | 1 | 1 |" in made
+    # what other tables show stays what it was
+    assert len(page.measured(tables)) == 1
+    assert page.at_fresh(tables) == {}
+
+
 def test_findings_say_what_was_met(tmp_path: Path) -> None:
     fast = [0.3, 0.5, 0.6]
     slow = [0.3, 0.4, 0.5]

@@ -25,6 +25,10 @@ VALUE_MODEL = "ppo"
 """The method that trains a second model of the same size beside the policy."""
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
+CANDIDATE = "c"
+"""A level whose name ends with it is a measurement of the fourth amendment, which has a table of
+its own.
+"""
 DRAWS = (2, 4, 8, 16, 32, 64)
 GROUPS = (2, 4, 8, 16)
 BOOTSTRAP = 10_000
@@ -270,11 +274,14 @@ def crossing(curve: list[tuple[float, float, float]], level: float) -> tuple[flo
 
 
 def latest(levels: Mapping[str, list[Noise]]) -> dict[str, list[Noise]]:
-    """Without the first measurement of a task and level that was measured again."""
+    """Without the first measurement of a task and level that was measured again, and without those
+    of the fourth amendment.
+    """
+    stems = {name.removesuffix(".jsonl"): noise for name, noise in levels.items()}
     return {
-        name: noise
-        for name, noise in levels.items()
-        if f"{name.removesuffix('.jsonl')}{AGAIN}.jsonl" not in levels
+        f"{stem}.jsonl": noise
+        for stem, noise in stems.items()
+        if f"{stem}{AGAIN}" not in stems and not stem.endswith(CANDIDATE)
     }
 
 

@@ -15,11 +15,18 @@ ROW = r"(\w+), level (\S+) \(accuracy (\S+)\), (.*)"
 RESULT = r"(\w+), all seeds: (.*), rate (\S+)"
 RUN = r"(\w+): (.*) \(.*\), rate \S+, (.*)"
 RATIO = "variance x tokens / best rival"
+COST = "variance x tokens, thousands"
 FINAL = "final accuracy"
 TABLE = "language_model/table.csv"
 DRAWS = (8, 16, 32, 64)
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
+CANDIDATE = "c"
+"""A level whose name ends with it is a measurement of the protocol's fourth amendment."""
+NEW = ("own", "shared", "critic", "value or")
+"""How the names of its methods begin."""
+PLAIN = "branch 8"
+"""The method that those of the fourth amendment are compared with."""
 FRESH = ", fresh"
 """Ends the name of a method that met other questions in every estimate."""
 OURS = ("branch", "branch, 4 epochs")
@@ -27,6 +34,10 @@ OURS = ("branch", "branch, 4 epochs")
 COIN = ", group 4, branch 8"
 """What all methods with a coin have in common."""
 QUANTILE = 1.96
+STRICT = 2.73
+"""Of a 95% interval for eight methods together."""
+ENTERS = 0.85
+"""The geometric mean of the ratios with which a method enters the library."""
 
 
 class Level(NamedTuple):
@@ -77,15 +88,27 @@ ENDS = (", lower end", ", upper end")
 
 
 def measured(tables: Tables) -> list[Level]:
-    """All levels; of one that was measured twice, the second measurement."""
+    """All levels but those of the fourth amendment; of one that was measured twice, the second
+    measurement.
+    """
+    found = _levels(tables, RATIO)
+    return [
+        level
+        for (task, name), level in found.items()
+        if (task, name + AGAIN) not in found and not name.endswith(CANDIDATE)
+    ]
+
+
+def _levels(tables: Tables, wanted: str) -> dict[tuple[str, str], Level]:
+    """All levels by task and name, with one metric of their methods."""
     found: dict[tuple[str, str], Level] = {}
     for (row, metric), cell in tables.cells(TABLE).items():
         matched = re.fullmatch(ROW, row)
-        if matched is not None and metric == RATIO:
+        if matched is not None and metric == wanted:
             task, level, accuracy, method = matched.groups()
             empty = Level(task, float(accuracy), {}, level.endswith(AGAIN))
             found.setdefault((task, level), empty).ratios[method] = cell
-    return [level for (task, name), level in found.items() if (task, name + AGAIN) not in found]
+    return found
 
 
 def fresh(tables: Tables) -> str:
@@ -154,6 +177,60 @@ def long(tables: Tables) -> str:
     )
 
 
+def candidates(tables: Tables) -> str:
+    """Variance x tokens of the fourth amendment's methods over that of `branch 8`, at fresh
+    questions, and what the protocol's rule says.
+    """
+    levels = [
+        level._replace(ratios=_to_plain(level))
+        for (_, name), level in _levels(tables, COST).items()
+        if name.endswith(CANDIDATE) and PLAIN + FRESH in level.ratios
+    ]
+    if not levels:
+        return ""
+    names = [name for name in levels[0].ratios if all(name in level.ratios for level in levels)]
+    means = {name: _geometric_mean([level.ratios[name] for level in levels]) for name in names}
+    heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
+    rows = [
+        [name.removesuffix(FRESH), *(_ratio(level.ratios[name]) for level in levels), _ratio(mean)]
+        for name, mean in sorted(means.items(), key=lambda item: item[1].mean)
+    ]
+    entering = [
+        name.removesuffix(FRESH)
+        for name, mean in means.items()
+        if name.startswith(NEW)
+        and mean.mean <= ENTERS
+        and mean.mean + STRICT * mean.std < 1
+        and all(level.ratios[name].mean - _half(level.ratios[name]) <= 1 for level in levels)
+    ]
+    verdict = f"enters the library: {', '.join(entering) if entering else 'none'}"
+    table = markdown(["", *heads, "geometric mean"], rows)
+    return f"Relative to {PLAIN}, at fresh questions:\n\n{table}\n\nBy the rule, {verdict}."
+
+
+def _to_plain(level: Level) -> dict[str, Cell]:
+    """Each method's cost at fresh questions over that of `branch 8`, with its standard error."""
+    plain = level.ratios[PLAIN + FRESH]
+    found = {}
+    for name, cell in level.ratios.items():
+        if name.endswith(FRESH):
+            value = cell.mean / plain.mean
+            error = 0.0 if cell is plain else value * math.hypot(_relative(cell), _relative(plain))
+            found[name] = Cell(value, error, 1)
+    return found
+
+
+def _relative(cell: Cell) -> float:
+    """The relative standard error."""
+    return cell.std / math.sqrt(cell.seeds) / cell.mean
+
+
+def _geometric_mean(cells: list[Cell]) -> Cell:
+    """Over levels, with its standard error."""
+    mean = math.exp(statistics.mean(math.log(cell.mean) for cell in cells))
+    return Cell(mean, mean * math.hypot(*map(_relative, cells)) / len(cells), 1)
+
+
 def _ratios(methods: Mapping[str, str], levels: list[Level]) -> list[list[str]]:
     """A row per method, if any level has it."""
     return [
@@ -169,8 +246,12 @@ def _ratio(cell: Cell | None) -> str:
         return "-"
     if cell.std == 0:
         return "1"
-    half = QUANTILE * cell.std / math.sqrt(cell.seeds)
-    return f"{cell.mean:.2f}±{half:.2f}"
+    return f"{cell.mean:.2f}±{_half(cell):.2f}"
+
+
+def _half(cell: Cell) -> float:
+    """Half of a ratio's 95% interval."""
+    return QUANTILE * cell.std / math.sqrt(cell.seeds)
 
 
 def at_fresh(tables: Tables) -> dict[int, float]:
@@ -320,6 +401,7 @@ PARTS = {
     "fresh": fresh,
     "fixed": best_fixed,
     "long": long,
+    "candidates": candidates,
     "draws": draws,
     "training": training,
     "small": sequences.finding,
