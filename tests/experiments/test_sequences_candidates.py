@@ -72,7 +72,6 @@ def with_critic(setting: Setting, value: Value) -> Branch:
 STRATEGIES: dict[str, sequences.Strategy] = {
     "own": OwnTokens(3, 0.5),
     "own, all that the draws allow": OwnTokens(4, 1.0),
-    "own, twice": OwnTokens(3, 0.5, rollouts=2),
     "own, value": OwnTokens(3, 0.5, value=before),
     "shared, group 2": SharedPrefixes(3, 2),
     "shared, group 3": SharedPrefixes(2, 3),

@@ -44,29 +44,23 @@ class OwnTokens:
     little use: in most states of a good model all draws are the true token.
 
     The baseline b_tc must not depend on what the branch draws from u on, given s_t and its draws:
-    the mean return of the draws in s_t of other tokens; or with two `rollouts` per token the other
-    one's; or a learned `value` of s_u. After a fatal mistake R_tc is surely 0, and the first b
-    leaves the noise V(s_t) x_u.
+    the mean return of the draws in s_t of other tokens, or a learned `value` of s_u. After a fatal
+    mistake R_tc is surely 0, and the first leaves the noise -V(s_t) x_u, the second hardly any.
+    (A second rollout per token, to be compared with the first, costs more than it tells.)
     """
 
     size: int = 8
     """n."""
     share: float = 0.25
-    rollouts: int = 1
-    """Of each distinct other draw, 1 or 2."""
     value: Value | None = None
 
     unbiased = True
     samples = None
+    plays_every_draw = True
 
     @property
     def draws(self) -> int:
         return self.size
-
-    @property
-    def plays_every_draw(self) -> bool:
-        """Whether branches may begin beside the true sequences: a second rollout may not."""
-        return self.rollouts == 1
 
     def check(self, logits: Tensor) -> None:
         """Nothing to check."""
@@ -74,13 +68,9 @@ class OwnTokens:
     def credit(self, batch: Batch) -> TokenCredit:
         estimator = RLOO(self.size)
         plan = policy.plan_draws(estimator, batch.draws, batch.mask, None, None, batch.generator)
-        row, step, action = (
-            x.repeat_interleave(self.rollouts)
-            for x in (plan.episode, plan.step, plan.action.squeeze(-1))
-        )
+        row, step, action = plan.episode, plan.step, plan.action.squeeze(-1)
         branches = batch.play(Prefixes(row, step, action, batch.tokens))
-        played = branches.returns.to(batch.returns.dtype).view(plan.step.shape[0], self.rollouts)
-        tried = played.mean(-1)
+        tried = branches.returns.to(batch.returns.dtype)
         own, others = value_parts(estimator, plan, batch.returns, tried)
         returns = back_up(own, others, batch)
         left = self._left(batch)
@@ -90,18 +80,16 @@ class OwnTokens:
         # is cov(T, T - B) / var(T - B). B has one token per state where T compares n, and so n
         # times the noise: that is 1 / (n + 1) if both paths call for the same gradient, and 1 / 2
         # if the paths differ by far more than the noise.
-        equal = (batch.draws[plan.episode, plan.step] == plan.action).to(returns.dtype).mean(-1)
-        moved = self.share * left[plan.episode, plan.step] * equal / self.rollouts
-        if self.value is not None:
-            with torch.no_grad():
-                mask = None if batch.prompt_mask is None else batch.prompt_mask[row]
-                b = self.value(batch.prompts[row], branches.tokens, mask).to(returns.dtype)
-        elif self.rollouts == 2:
-            b = played.flip(-1).view(-1, 1)
-        else:
-            mean = (own * returns + others)[plan.episode, plan.step]
+        equal = (batch.draws[row, step] == plan.action).to(returns.dtype).mean(-1)
+        moved = self.share * left[row, step] * equal
+        if self.value is None:
+            mean = (own * returns + others)[row, step]
             b = ((mean - equal * tried) / (1 - equal)).unsqueeze(-1)
-        along = moved.repeat_interleave(self.rollouts).unsqueeze(-1) * (played.view(-1, 1) - b)
+        else:
+            mask = None if batch.prompt_mask is None else batch.prompt_mask[row]
+            with torch.no_grad():
+                b = self.value(batch.prompts[row], branches.tokens, mask).to(returns.dtype)
+        along = moved.unsqueeze(-1) * (tried.unsqueeze(-1) - b)
         after = torch.arange(batch.tokens.shape[1], device=row.device) > step.unsqueeze(-1)
         # the first token of a branch has its credit in the true sequence's state
         along = along.masked_fill(~after, 0)

@@ -25,6 +25,8 @@ VALUE_MODEL = "ppo"
 """The method that trains a second model of the same size beside the policy."""
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
+PLAIN = "branch 8"
+"""The method that those of the fourth amendment are compared with."""
 CANDIDATE = "c"
 """A level whose name ends with it is a measurement of the fourth amendment, which has a table of
 its own.
@@ -172,6 +174,26 @@ def ratio(one: Noise, other: Noise) -> tuple[float, float]:
         return 1.0, 0.0
     value = one.cost / other.cost
     return value, value * math.hypot(one.error / one.cost, other.error / other.cost)
+
+
+def by_round(
+    lines: Sequence[Mapping[str, Any]], method: str, other: str
+) -> tuple[float, float, int]:
+    """one / other as the geometric mean over the rounds that measured both, its standard deviation
+    over rounds, and how many there are.
+
+    The methods of a round share its seed. Where they also sample the same sequences, most of their
+    errors are shared too.
+    """
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for line in lines:
+        found[line["method"]][line["round"]] = math.log(line["variance"] * line["tokens"])
+    ours, theirs = found[method], found[other]
+    logs = [ours[number] - theirs[number] for number in sorted(ours.keys() & theirs.keys())]
+    if len(logs) < 2:
+        return math.nan, math.nan, len(logs)
+    mean = math.exp(statistics.mean(logs))
+    return mean, mean * statistics.stdev(logs), len(logs)
 
 
 def best_rival(noise: list[Noise], *, fresh: bool = False) -> Noise | None:

@@ -121,12 +121,12 @@ METHODS: dict[str, Callable[[Learned], Strategy]] = {
     "dr. grpo 8": lambda _: Group(arsm.DrGRPO(8)),
     "own 0.25, branch 8": lambda _: OwnTokens(8, 0.25),
     "own 0.5, branch 8": lambda _: OwnTokens(8, 0.5),
-    "own 0.5, twice, branch 8": lambda _: OwnTokens(8, 0.5, rollouts=2),
-    "own 0.5, value, branch 8": lambda learned: OwnTokens(8, 0.5, value=learned.value),
+    "own 0.5, value, branch 8": lambda learned: OwnTokens(8, 0.5, learned.value),
+    "own 0.5, value, branch 4": lambda learned: OwnTokens(4, 0.5, learned.value),
     "shared, group 2, branch 4": lambda _: SharedPrefixes(4, 2),
-    "shared, group 4, branch 2": lambda _: SharedPrefixes(2, 4),
     "group 2, branch 4": lambda _: Branch(arsm.RLOO(4), group=2),
     "critic, branch 8": lambda learned: Branch(arsm.RLOO(8), critic=learned.tokens),
+    "critic, branch 4": lambda learned: Branch(arsm.RLOO(4), critic=learned.tokens),
     "value or branch 8": lambda learned: BranchOrValue(learned.value, by_doubt()),
 }
 """In the order in which they are measured."""

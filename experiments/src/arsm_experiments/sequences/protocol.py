@@ -80,10 +80,10 @@ CANDIDATES = (
     "own 0.25, branch 8",
     "own 0.5, branch 8",
     "own 0.5, value, branch 8",
-    "own 0.5, twice, branch 8",
+    "own 0.5, value, branch 4",
     "shared, group 2, branch 4",
-    "shared, group 4, branch 2",
     "critic, branch 8",
+    "critic, branch 4",
     "value or branch 8",
 )
 """Methods of the fourth amendment."""

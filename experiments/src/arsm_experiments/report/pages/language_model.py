@@ -15,7 +15,6 @@ ROW = r"(\w+), level (\S+) \(accuracy (\S+)\), (.*)"
 RESULT = r"(\w+), all seeds: (.*), rate (\S+)"
 RUN = r"(\w+): (.*) \(.*\), rate \S+, (.*)"
 RATIO = "variance x tokens / best rival"
-COST = "variance x tokens, thousands"
 FINAL = "final accuracy"
 TABLE = "language_model/table.csv"
 DRAWS = (8, 16, 32, 64)
@@ -26,7 +25,8 @@ CANDIDATE = "c"
 NEW = ("own", "shared", "critic", "value or")
 """How the names of its methods begin."""
 PLAIN = "branch 8"
-"""The method that those of the fourth amendment are compared with."""
+"""The method that they are compared with."""
+TO_PLAIN = f"variance x tokens / {PLAIN}, by rounds"
 FRESH = ", fresh"
 """Ends the name of a method that met other questions in every estimate."""
 OURS = ("branch", "branch, 4 epochs")
@@ -34,9 +34,9 @@ OURS = ("branch", "branch, 4 epochs")
 COIN = ", group 4, branch 8"
 """What all methods with a coin have in common."""
 QUANTILE = 1.96
-STRICT = 2.73
-"""Of a 95% interval for eight methods together."""
-ENTERS = 0.85
+WIDER = 1.4
+"""A 95% interval for eight methods together is so many times as wide as one for a single method."""
+ENTERS = 0.9
 """The geometric mean of the ratios with which a method enters the library."""
 
 
@@ -181,18 +181,15 @@ def candidates(tables: Tables) -> str:
     """Variance x tokens of the fourth amendment's methods over that of `branch 8`, at fresh
     questions, and what the protocol's rule says.
     """
-    levels = [
-        level._replace(ratios=_to_plain(level))
-        for (_, name), level in _levels(tables, COST).items()
-        if name.endswith(CANDIDATE) and PLAIN + FRESH in level.ratios
-    ]
+    levels = list(_levels(tables, TO_PLAIN).values())
     if not levels:
         return ""
-    names = [name for name in levels[0].ratios if all(name in level.ratios for level in levels)]
+    common = set.intersection(*(set(level.ratios) for level in levels))
+    names = [name for name in levels[0].ratios if name in common and name.endswith(FRESH)]
     means = {name: _geometric_mean([level.ratios[name] for level in levels]) for name in names}
     heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
     rows = [
-        [name.removesuffix(FRESH), *(_ratio(level.ratios[name]) for level in levels), _ratio(mean)]
+        [name.removesuffix(FRESH), *map(_by_rounds, (*(x.ratios[name] for x in levels), mean))]
         for name, mean in sorted(means.items(), key=lambda item: item[1].mean)
     ]
     entering = [
@@ -200,35 +197,25 @@ def candidates(tables: Tables) -> str:
         for name, mean in means.items()
         if name.startswith(NEW)
         and mean.mean <= ENTERS
-        and mean.mean + STRICT * mean.std < 1
-        and all(level.ratios[name].mean - _half(level.ratios[name]) <= 1 for level in levels)
+        and mean.mean + WIDER * mean.half < 1
+        and all(level.ratios[name].mean - level.ratios[name].half <= 1 for level in levels)
     ]
-    verdict = f"enters the library: {', '.join(entering) if entering else 'none'}"
     table = markdown(["", *heads, "geometric mean"], rows)
-    return f"Relative to {PLAIN}, at fresh questions:\n\n{table}\n\nBy the rule, {verdict}."
-
-
-def _to_plain(level: Level) -> dict[str, Cell]:
-    """Each method's cost at fresh questions over that of `branch 8`, with its standard error."""
-    plain = level.ratios[PLAIN + FRESH]
-    found = {}
-    for name, cell in level.ratios.items():
-        if name.endswith(FRESH):
-            value = cell.mean / plain.mean
-            error = 0.0 if cell is plain else value * math.hypot(_relative(cell), _relative(plain))
-            found[name] = Cell(value, error, 1)
-    return found
-
-
-def _relative(cell: Cell) -> float:
-    """The relative standard error."""
-    return cell.std / math.sqrt(cell.seeds) / cell.mean
+    verdict = f"The protocol's rule lets into the library: {', '.join(entering) or 'none'}."
+    return f"Relative to `{PLAIN}`, at fresh questions:\n\n{table}\n\n{verdict}"
 
 
 def _geometric_mean(cells: list[Cell]) -> Cell:
-    """Over levels, with its standard error."""
+    """Over levels; as many rounds as the level with the fewest has."""
     mean = math.exp(statistics.mean(math.log(cell.mean) for cell in cells))
-    return Cell(mean, mean * math.hypot(*map(_relative, cells)) / len(cells), 1)
+    rounds = min(cell.seeds for cell in cells)
+    errors = [cell.std / math.sqrt(cell.seeds) / cell.mean for cell in cells]
+    return Cell(mean, mean * math.hypot(*errors) / len(errors) * math.sqrt(rounds), rounds)
+
+
+def _by_rounds(cell: Cell) -> str:
+    """A ratio and half of its 95% interval, by Student's distribution."""
+    return f"{cell.mean:.2f}±{cell.half:.2f}" if cell.std else "1"
 
 
 def _ratios(methods: Mapping[str, str], levels: list[Level]) -> list[list[str]]:
@@ -246,12 +233,8 @@ def _ratio(cell: Cell | None) -> str:
         return "-"
     if cell.std == 0:
         return "1"
-    return f"{cell.mean:.2f}±{_half(cell):.2f}"
-
-
-def _half(cell: Cell) -> float:
-    """Half of a ratio's 95% interval."""
-    return QUANTILE * cell.std / math.sqrt(cell.seeds)
+    half = QUANTILE * cell.std / math.sqrt(cell.seeds)
+    return f"{cell.mean:.2f}±{half:.2f}"
 
 
 def at_fresh(tables: Tables) -> dict[int, float]:
