@@ -278,16 +278,16 @@ class TokenCritic(ValueModel):
     tokens that were taken. [N, T, V] exists at no time.
     """
 
-    head: TokenHead
-
     def headed(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Headed:
         """The pass up to the head, which `Branch` applies to some states at a time."""
-        hidden = self._hidden(prompts, tokens, mask)
-        return Headed(hidden, lambda some: self.head(some).sigmoid(), self.head.embedding.shape[0])
+        hidden, head = self._hidden(prompts, tokens, mask), self.head
+        assert isinstance(head, TokenHead)
+        return Headed(hidden, lambda some: head(some).sigmoid(), head.embedding.shape[0])
 
     def _new_head(self, embedding: Tensor) -> nn.Module:
         return TokenHead(embedding)
 
     def _logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """Of the tokens that were taken, [N, T]."""
+        assert isinstance(self.head, TokenHead)
         return self.head.taken(self._hidden(prompts, tokens, mask), tokens)

@@ -74,7 +74,7 @@ FINAL = "final accuracy"
 COST = "variance x tokens, thousands"
 RATIO = "variance x tokens / best rival"
 TO_PLAIN = f"variance x tokens / {PLAIN}, by rounds"
-ROUNDS = 6
+ROUNDS = 4
 """Of a level of the fourth amendment that is reported."""
 DIGITS = 10
 """Of a commit."""

@@ -124,9 +124,9 @@ MEASUREMENTS = (
 
 
 def _of_candidates(task: str, level: float) -> Measurement:
-    """All of them at both kinds of questions; fresh ones, which decide, come first."""
-    names = (*BESIDE, *CANDIDATES)
-    methods = (*(name + FRESH for name in names), *names)
+    """All of them at fresh questions, which decide; then fewer at fixed ones."""
+    fresh = (name + FRESH for name in (*BESIDE, *CANDIDATES))
+    methods = (*fresh, "group 8", "branch 8", *CANDIDATES)
     return Measurement(f"{task}-{level:g}{CANDIDATE}", task, level, methods, rounds=100)
 
 
