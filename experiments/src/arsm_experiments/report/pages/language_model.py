@@ -183,7 +183,7 @@ def candidates(tables: Tables) -> str:
     """
     levels = list(_levels(tables, TO_PLAIN).values())
     if not levels:
-        return ""
+        return "Not measured."
     common = set.intersection(*(set(level.ratios) for level in levels))
     names = [name for name in levels[0].ratios if name in common and name.endswith(FRESH)]
     means = {name: _geometric_mean([level.ratios[name] for level in levels]) for name in names}
@@ -384,7 +384,6 @@ PARTS = {
     "fresh": fresh,
     "fixed": best_fixed,
     "long": long,
-    "candidates": candidates,
     "draws": draws,
     "training": training,
     "small": sequences.finding,
