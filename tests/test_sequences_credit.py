@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from arsm import sequences
 from arsm.sequences import Branch, Group
 from arsm.sequences.credit import ROUNDED
 from arsm.sequences.draws import inverse
+from arsm.sequences.ends import live_tokens
 from arsm.sequences.fit import Fit
 from tests.test_sequences_memory import peak_bytes
 
@@ -69,7 +71,23 @@ def gradients(value: Tensor, module: Bigram) -> list[Tensor]:
     )
 
 
+class Along:
+    """`Branch`, with some weights for the branches' own tokens."""
+
+    unbiased, samples, draws = False, None, 4
+
+    def check(self, logits: Tensor) -> None:
+        pass
+
+    def credit(self, batch: sequences.Batch) -> sequences.TokenCredit:
+        credit = Branch(arsm.RLOO(4)).credit(batch)
+        assert credit.branches is not None
+        tokens = credit.branches.tokens
+        return replace(credit, along=(tokens + torch.arange(T)).double().cos())
+
+
 STRATEGIES: dict[str, sequences.Strategy] = {
+    "along branches": Along(),
     "draws": Branch(arsm.RLOO(4)),
     "draws that do not sum to 0": Branch(arsm.Reinforce(0.3)),
     "budget": Branch(arsm.RLOO(4), budget=9),
@@ -209,6 +227,32 @@ def test_the_credit_is_enough_for_another_trainer(strategy: sequences.Strategy) 
     torch.testing.assert_close(
         torch.autograd.grad((credit.weights * log_p).sum(), list(module.parameters())), expected
     )
+
+
+def test_branches_own_tokens_count_up_to_their_ends() -> None:
+    module = Bigram()
+    out = estimate(Along(), sequences.Recompute(module))
+    parameters = list(module.parameters())
+    assert out.credit is not None
+    assert out.branches is not None
+    assert out.credit.along is not None
+    plain = estimate(Branch(arsm.RLOO(4)), sequences.Recompute(module))
+    added = [
+        found - expected
+        for found, expected in zip(
+            torch.autograd.grad(out.value.sum(), parameters),
+            torch.autograd.grad(plain.value.sum(), parameters),
+            strict=True,
+        )
+    ]
+    tokens = out.branches.tokens
+    prompts = (torch.arange(ROWS).unsqueeze(-1) % V)[out.branches.row]
+    logits = sequences.Recompute(module).logits(prompts, tokens) / 0.8
+    log_p = logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    live = live_tokens(tokens, 1)
+    assert not bool(live.all())
+    total = (out.credit.along * log_p)[live].sum()
+    torch.testing.assert_close(added, list(torch.autograd.grad(total, parameters)))
 
 
 def test_backward_twice_and_after_a_step() -> None:

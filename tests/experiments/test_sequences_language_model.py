@@ -215,14 +215,14 @@ def test_two_workers_never_share_a_job(folder: Path, tmp_path: Path) -> None:
             assert not second
 
 
-def lines_of(costs: dict[str, float]) -> list[dict[str, Any]]:
-    """Two rounds per method."""
+def lines_of(costs: dict[str, float], rounds: int = 2) -> list[dict[str, Any]]:
+    """Some rounds per method."""
     rest = {"tokens": 10.0, "tokens_error": 0.0, "repeats": 5, "unbiased": True, "seconds": 1.0}
     rest |= {"memory": None, "accuracy": 0.5, "hardware": "H200", "commit": "1234567"}
     return [
         {"method": name, "round": n, "variance": cost / 10, "variance_error": cost / 100, **rest}
         for name, cost in costs.items()
-        for n in range(2)
+        for n in range(rounds)
     ]
 
 
@@ -403,6 +403,34 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
     language_model.pack(results / "records.tar.xz", None, None, None, anew=True)
     language_model.write(results)
     assert page.training(Tables(tmp_path)).startswith("**No comparison yet.** 0 of 0 trials")
+
+
+def test_candidates_enter_by_the_rule(tmp_path: Path) -> None:
+    """One halves the noise, one by too little, and one at a single level alone."""
+    plain = {"group 4": 300.0, "branch 8": 100.0, "branch 16": 40.0}
+    new = {"own 0.5, branch 8": 50.0, "shared, group 2, branch 4": 95.0, "critic, branch 8": 30.0}
+    costs = {f"{name}, fresh": cost for name, cost in (plain | new).items()}
+    worse = costs | {"critic, branch 8, fresh": 180.0}
+    measured = tmp_path / "noise"
+    measured.mkdir()
+    for name, own in (("chain-0.8c", costs), ("countdown-0.3c", worse), ("chain-0.8b", COSTS)):
+        found = lines_of(own, 6)
+        for line in found:
+            # what the rounds of a seed share does not count
+            line["variance"] *= 1 + 9 * line["round"]
+            line["variance"] *= 1.02 if (line["round"] + len(line["method"])) % 2 else 1
+        (measured / f"noise-{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in found))
+    results = tmp_path / "language_model"
+    language_model.pack(results / "records.tar.xz", None, measured, None)
+    language_model.write(results)
+    tables = Tables(tmp_path)
+    made = page.candidates(tables)
+    assert made.endswith("rule lets into the library: own 0.5, branch 8.")
+    assert "| own 0.5, branch 8 | 0.50±0.01 | 0.50±0.01 | 0.50±0.01 |" in made
+    assert "| branch 8 | 1 | 1 | 1 |" in made
+    # what other tables show stays what it was
+    assert len(page.measured(tables)) == 1
+    assert page.at_fresh(tables) == {}
 
 
 def test_findings_say_what_was_met(tmp_path: Path) -> None:

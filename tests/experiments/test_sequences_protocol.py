@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from arsm_experiments.sequences import noise
-from arsm_experiments.sequences.protocol import AGAIN, COSTLY, LONG, SIZES, TINY, Campaign
+from arsm_experiments.sequences.protocol import (
+    AGAIN,
+    BESIDE,
+    CANDIDATES,
+    COSTLY,
+    LONG_AGAIN,
+    SIZES,
+    STAGES,
+    TINY,
+    Campaign,
+)
 from arsm_experiments.sequences.trials import METHODS
 from tests.experiments.tiny_llama import save_tiny_llama
 
@@ -31,15 +41,19 @@ class Dry(Campaign):
         self._follow()
 
 
-@pytest.fixture
-def dry(tmp_path: Path) -> Dry:
+def begun(tmp_path: Path, stage: str) -> Dry:
     where = {"model": tmp_path, "data": tmp_path, "out": tmp_path}
     options = {"seconds": 1000.0, "workers": 2, "device": "cpu", "precision": "float32"}
-    campaign = Dry(**where, **options, scale=TINY)  # pyright: ignore[reportArgumentType]
+    campaign = Dry(**where, **options, scale=TINY, stage=STAGES[stage])  # pyright: ignore[reportArgumentType]
     campaign.starts.mkdir()
     campaign._begin()
     campaign._follow()
     return campaign
+
+
+@pytest.fixture
+def dry(tmp_path: Path) -> Dry:
+    return begun(tmp_path, "training")
 
 
 def reach(campaign: Dry, name: str) -> None:
@@ -108,9 +122,28 @@ MEASURED |= {"unbiased": True, "seconds": 1.0, "memory": None, "accuracy": 0.3}
 
 
 def test_methods_of_the_noise_exist() -> None:
-    plain = {name.removesuffix(noise.FRESH) for name in (*AGAIN, *SIZES)}
+    measured = (*AGAIN, *SIZES, *BESIDE, *CANDIDATES)
+    plain = {name.removesuffix(noise.FRESH) for name in measured}
     assert plain <= set(noise.METHODS)
-    assert set(LONG) <= set(noise.LONG_METHODS)
+    assert set(LONG_AGAIN) <= set(noise.LONG_METHODS)
+
+
+def test_candidates_are_measured_side_by_side_until_the_time_is_over(tmp_path: Path) -> None:
+    dry = begun(tmp_path, "candidates")
+    assert set(dry.running) == LEVELS
+    for name in ("countdown-0.3", "chain-0.3", "chain-0.8", "translate-0.3"):
+        reach(dry, name)
+    dry.end(*LEVELS)
+    reach(dry, "long-0.1")
+    dry.end("levels-long")
+    levels = {"countdown-0.3c", "chain-0.3c", "chain-0.8c", "translate-0.3c", "long-0.1b"}
+    # a level that was not reached is not measured, and nothing is trained
+    assert set(dry.running) == {f"noise-{name}" for name in levels}
+    words: list[str] = dry.running["noise-chain-0.8c"]  # pyright: ignore[reportAssignmentType]
+    assert 970 <= int(words[words.index("--seconds") + 1]) <= 980
+    methods = words[words.index("--methods") + 1 :]
+    assert {"group 4, fresh", "branch 8", "own 0.5, branch 8, fresh"} <= set(methods)
+    assert len(methods) == len(set(methods))
 
 
 def test_all_processes_end_with_the_time(tmp_path: Path) -> None:
@@ -124,6 +157,7 @@ def test_all_processes_end_with_the_time(tmp_path: Path) -> None:
         device="cpu",
         precision="float32",
         scale=replace(TINY, fine_tuning=dict.fromkeys(TINY.fine_tuning, 600.0)),
+        stage=STAGES["training"],
     )
     begun = time.monotonic()
     campaign.run()

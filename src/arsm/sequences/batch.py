@@ -120,6 +120,9 @@ class TokenCredit:
         gradient: Computes the gradient in the logits of some states; the weights are
             then empty.
         branches: The rollouts that it took.
+        along: [R, T]: the weights of the branches' own tokens, where these have credit
+            too: w_rt dln p(branches.tokens_rt) is added for every branch. Nothing
+            behind a branch's end counts.
     """
 
     tokens: Tensor
@@ -127,6 +130,7 @@ class TokenCredit:
     centred: bool = False
     gradient: LogitGradient | None = None
     branches: Branches | None = None
+    along: Tensor | None = None
 
 
 class Strategy(Protocol):

@@ -17,6 +17,7 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.checks import check_temperature
@@ -436,16 +437,10 @@ class _Call:
         self, true: _True, reached: _Reached, credit: TokenCredit, info: dict[str, Tensor]
     ) -> SequenceEstimate:
         """The value of every prompt, whose backward is the pass with a graph."""
-        run = Pass(
-            self.model,
-            *self.whole,
-            true.tokens,
-            self.row,
-            credit,
-            self.decoding.temperature,
-            self.micro_batch,
-            self.decoding.limit,
-        )
+        if credit.along is None:
+            run = self.credited(true.tokens, self.row, credit)
+        else:
+            run = self.with_branches(true.tokens, credit)
         wide = torch.promote_types(self.dtype, torch.float32)
         # the return of a whole sequence is that of its first token
         of_prompts = reached.returns[:, 0].unflatten(0, (self.prompts.shape[0], -1))
@@ -460,6 +455,37 @@ class _Call:
             branches=credit.branches,
             info=info,
             clipped=partial(clipped_epochs, value, run),
+        )
+
+    def credited(self, tokens: Tensor, row: Tensor, credit: TokenCredit) -> Pass:
+        """The pass over sequences [M, T] of the prompts `row` [M]."""
+        return Pass(
+            self.model,
+            self.prompts[row],
+            None if self.mask is None else self.mask[row],
+            tokens,
+            row,
+            credit,
+            self.decoding.temperature,
+            self.micro_batch,
+            self.decoding.limit,
+        )
+
+    def with_branches(self, tokens: Tensor, credit: TokenCredit) -> Pass:
+        """The pass over the true sequences [M, T] and the branches."""
+        branches = credit.branches
+        assert branches is not None
+        assert credit.along is not None
+        along = credit.along.masked_fill(~self.decoding.live(branches.tokens), 0)
+        # a branch is a sequence with credit for one token per state: its other draws weigh nothing
+        draws = credit.weights.shape[-1]
+        own = branches.tokens.unsqueeze(-1).expand(-1, -1, draws)
+        weights = F.pad(along.to(credit.weights.dtype).unsqueeze(-1), (0, draws - 1))
+        both = TokenCredit(torch.cat([credit.tokens, own]), torch.cat([credit.weights, weights]))
+        return self.credited(
+            torch.cat([tokens, branches.tokens]),
+            torch.cat([self.row, self.row[branches.row]]),
+            both,
         )
 
 

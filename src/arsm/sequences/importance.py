@@ -58,6 +58,11 @@ class Importance:
 
     def weigh(self, credit: TokenCredit, ratios: Tensor) -> TokenCredit:
         """The credit [M, T, d] times the truncated ratios [M, T]."""
+        if credit.along is not None:
+            raise ValueError(
+                "Importance weights are those of the given completions, but this strategy gives "
+                "credit to branches' own tokens too; use one such as Branch(arsm.RLOO(8))."
+            )
         weight = ratios.clamp_max(self.cap).unsqueeze(-1)
         if self.per == "sequence":
             # one factor per sequence commutes with everything: also with a gradient in all logits

@@ -81,8 +81,9 @@ class Branch:
             T]; its credit is divided by it.
         critic: `critic(prompts [n, P], tokens [n, T]) -> h [n, T, V]`, row by row, for
             some of the sequences at a time; or an object with `headed(prompts, tokens)`
-            as models have, whose h are then computed for some states at a time. It is
-            asked again in the backward pass and must not learn before.
+            as models have, whose h are then computed for some states at a time, and
+            which gets the mask of padded prompts too, as models do. It is asked again
+            in the backward pass and must not learn before.
         chance: `chance(batch, rollouts) -> rho [R]`, in (0, 1]: the probability with
             which each rollout is played. It may depend on everything that is known by
             then, the true sequences' returns included. It is asked for the rollouts of

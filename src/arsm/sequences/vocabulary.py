@@ -319,7 +319,10 @@ class Vocabulary:
         here = place * width + states % width
         prompts, tokens = self.batch.prompts[rows], self.batch.tokens[rows]
         if hasattr(self.critic, "headed"):
-            whole = self.critic.headed(prompts, tokens)  # pyright: ignore[reportFunctionMemberAccess]
+            # as a model's: a mask only where there is padding
+            mask = self.batch.prompt_mask
+            padded = () if mask is None else (mask[rows],)
+            whole = self.critic.headed(prompts, tokens, *padded)  # pyright: ignore[reportFunctionMemberAccess]
             h = whole.head(whole.hidden.flatten(0, 1)[here])
             expected, returned = [whole.vocabulary], list(h.shape[1:])
         else:

@@ -32,13 +32,16 @@ from arsm_experiments.sequences.language_model_figures import (
     draw_trials,
 )
 from arsm_experiments.sequences.language_model_rules import (
+    CANDIDATE,
     OURS,
+    PLAIN,
     RIVALS,
     Noise,
     Trained,
     accuracy_after,
     best_of_rivals,
     best_rival,
+    by_round,
     by_task,
     choose,
     crossing,
@@ -70,6 +73,9 @@ COLUMNS: tuple[str, ...] = (
 FINAL = "final accuracy"
 COST = "variance x tokens, thousands"
 RATIO = "variance x tokens / best rival"
+TO_PLAIN = f"variance x tokens / {PLAIN}, by rounds"
+ROUNDS = 4
+"""Of a level of the fourth amendment that is reported."""
 DIGITS = 10
 """Of a commit."""
 
@@ -180,6 +186,12 @@ def _noise_rows(name: str, noise: list[Noise], lines: list[dict[str, Any]]) -> l
             # as in all tables, the mean's standard error is std / sqrt(seeds)
             std = error * math.sqrt(row.repeats)
             rows.append(known | {"metric": metric, "mean": f"{value:.5g}", "std": f"{std:.4g}"})
+        if level.endswith(CANDIDATE) and row.unbiased:
+            plain = PLAIN + FRESH * row.method.endswith(FRESH)
+            value, std, rounds = by_round(lines, row.method, plain)
+            if rounds >= ROUNDS:
+                about = {"metric": TO_PLAIN, "mean": f"{value:.5g}", "std": f"{std:.4g}"}
+                rows.append(known | about | {"seeds": rounds})
     return rows
 
 

@@ -25,6 +25,12 @@ VALUE_MODEL = "ppo"
 """The method that trains a second model of the same size beside the policy."""
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
+PLAIN = "branch 8"
+"""The method that those of the fourth amendment are compared with."""
+CANDIDATE = "c"
+"""A level whose name ends with it is a measurement of the fourth amendment, which has a table of
+its own.
+"""
 DRAWS = (2, 4, 8, 16, 32, 64)
 GROUPS = (2, 4, 8, 16)
 BOOTSTRAP = 10_000
@@ -170,6 +176,26 @@ def ratio(one: Noise, other: Noise) -> tuple[float, float]:
     return value, value * math.hypot(one.error / one.cost, other.error / other.cost)
 
 
+def by_round(
+    lines: Sequence[Mapping[str, Any]], method: str, other: str
+) -> tuple[float, float, int]:
+    """one / other as the geometric mean over the rounds that measured both, its standard deviation
+    over rounds, and how many there are.
+
+    The methods of a round share its seed. Where they also sample the same sequences, most of their
+    errors are shared too.
+    """
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for line in lines:
+        found[line["method"]][line["round"]] = math.log(line["variance"] * line["tokens"])
+    ours, theirs = found[method], found[other]
+    logs = [ours[number] - theirs[number] for number in sorted(ours.keys() & theirs.keys())]
+    if len(logs) < 2:
+        return math.nan, math.nan, len(logs)
+    mean = math.exp(statistics.mean(logs))
+    return mean, mean * statistics.stdev(logs), len(logs)
+
+
 def best_rival(noise: list[Noise], *, fresh: bool = False) -> Noise | None:
     """The best of the methods that do not branch, at fixed or at fresh questions."""
     names = [f"{name}{FRESH}" if fresh else name for name in RIVALS]
@@ -270,11 +296,14 @@ def crossing(curve: list[tuple[float, float, float]], level: float) -> tuple[flo
 
 
 def latest(levels: Mapping[str, list[Noise]]) -> dict[str, list[Noise]]:
-    """Without the first measurement of a task and level that was measured again."""
+    """Without the first measurement of a task and level that was measured again, and without those
+    of the fourth amendment.
+    """
+    stems = {name.removesuffix(".jsonl"): noise for name, noise in levels.items()}
     return {
-        name: noise
-        for name, noise in levels.items()
-        if f"{name.removesuffix('.jsonl')}{AGAIN}.jsonl" not in levels
+        f"{stem}.jsonl": noise
+        for stem, noise in stems.items()
+        if f"{stem}{AGAIN}" not in stems and not stem.endswith(CANDIDATE)
     }
 
 

@@ -18,8 +18,9 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,12 @@ from arsm.sequences.comparison import measure as measure_gradients
 from arsm.sequences.decode import Decoding
 from arsm_experiments.runs import lines
 from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.sequences.candidates import (
+    BranchOrValue,
+    OwnTokens,
+    SharedPrefixes,
+    TokenCritic,
+)
 from arsm_experiments.sequences.levels import (
     NOISE_FROM,
     REPORTED,
@@ -50,6 +57,7 @@ REPEATS = 5
 PROMPTS = 24
 CRITIC_STEPS = 24
 CRITIC_ROWS = 128
+Kind = TypeVar("Kind", bound=ValueModel)
 
 
 def by_doubt(share: float = 1.0) -> Callable[[Batch], Tensor]:
@@ -61,7 +69,30 @@ def by_doubt(share: float = 1.0) -> Callable[[Batch], Tensor]:
     return coin
 
 
-METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
+class Learned:
+    """What some methods learn before they are used; learned when the first of them asks."""
+
+    def __init__(self, module: torch.nn.Module, trained: Texts, how: Measuring) -> None:
+        self.module, self.trained, self.how = module, trained, how
+
+    @cached_property
+    def value(self) -> ValueModel:
+        """v(s_t)."""
+        return self._fitted(ValueModel)
+
+    @cached_property
+    def tokens(self) -> TokenCritic:
+        """h_t(c)."""
+        return self._fitted(TokenCritic)
+
+    def _fitted(self, kind: type[Kind]) -> Kind:
+        how = self.how
+        critic = kind(self.module, micro_batch=how.micro_batch, precision=how.precision)
+        _fit(critic, as_model(self.module), self.trained, how)
+        return critic
+
+
+METHODS: dict[str, Callable[[Learned], Strategy]] = {
     "group 8": lambda _: Group(8),
     "branch 8": lambda _: Branch(arsm.RLOO(8)),
     "branch 32": lambda _: Branch(arsm.RLOO(32)),
@@ -77,18 +108,29 @@ METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
     "coin 0.25, group 4, branch 8": lambda _: Branch(arsm.RLOO(8), group=4, coin=0.25),
     "coin by doubt, group 4, branch 8": lambda _: Branch(arsm.RLOO(8), group=4, coin=by_doubt()),
     "coin by doubt, group 4, branch 32": lambda _: Branch(arsm.RLOO(32), group=4, coin=by_doubt()),
-    "value head": lambda critic: ValueHead(critic),
-    "value head, lambda 0.95": lambda critic: ValueHead(critic, 0.95),
+    "value head": lambda learned: ValueHead(learned.value),
+    "value head, lambda 0.95": lambda learned: ValueHead(learned.value, 0.95),
     "vineppo 2": lambda _: VinePPO(2),
     "branch 2": lambda _: Branch(arsm.RLOO(2)),
     "branch 32, chance": lambda _: Branch(arsm.RLOO(32), chance=by_likelihood(0.05)),
     "branch 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
-    "branch 32, chance by value": lambda critic: Branch(arsm.RLOO(32), chance=by_success(critic)),
+    "branch 32, chance by value": lambda learned: Branch(
+        arsm.RLOO(32), chance=by_success(learned.value)
+    ),
     "grpo 8": lambda _: Group(arsm.GRPO(8)),
     "dr. grpo 8": lambda _: Group(arsm.DrGRPO(8)),
+    "own 0.25, branch 8": lambda _: OwnTokens(8, 0.25),
+    "own 0.5, branch 8": lambda _: OwnTokens(8, 0.5),
+    "own 0.5, value, branch 8": lambda learned: OwnTokens(8, 0.5, learned.value),
+    "own 0.5, value, branch 4": lambda learned: OwnTokens(4, 0.5, learned.value),
+    "shared, group 2, branch 4": lambda _: SharedPrefixes(4, 2),
+    "group 2, branch 4": lambda _: Branch(arsm.RLOO(4), group=2),
+    "critic, branch 8": lambda learned: Branch(arsm.RLOO(8), critic=learned.tokens),
+    "critic, branch 4": lambda learned: Branch(arsm.RLOO(4), critic=learned.tokens),
+    "value or branch 8": lambda learned: BranchOrValue(learned.value, by_doubt()),
 }
 """In the order in which they are measured."""
-LONG_METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
+LONG_METHODS: dict[str, Callable[[Learned], Strategy]] = {
     "group 8": METHODS["group 8"],
     "group 4": METHODS["group 4"],
     "token baseline 8": METHODS["token baseline 8"],
@@ -101,6 +143,7 @@ LONG_METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
     ),
     "branch 2, budget 40 per prompt": lambda _: Branch(arsm.RLOO(2), budget=40 * PROMPTS),
     "value head": METHODS["value head"],
+    "value or branch 8, by doubt 0.1": lambda learned: BranchOrValue(learned.value, by_doubt(0.1)),
 }
 """For answers of hundreds of tokens."""
 
@@ -158,9 +201,7 @@ def measure(
     model = as_model(module)
     trained, others = texts.split(held_out(texts))
     accuracy = _accuracy(model, others.first(REPORTED), how.device, how.precision)
-    critic = ValueModel(module, micro_batch=how.micro_batch, precision=how.precision)
-    if how.names is None or any("value" in name for name in how.names):
-        _fit(critic, model, trained, how)
+    learned = Learned(module, trained, how)
     words = {"task": task, "level": level, "accuracy": accuracy, **provenance(how.device)}
     for number, name in itertools.product(range(how.rounds), how.names or methods):
         if (name, number) in done:
@@ -168,8 +209,8 @@ def measure(
         if time.monotonic() - begun > how.seconds:
             print(f"{task} {level}: out of time before {name}, round {number}", flush=True)
             return
-        strategy = methods[name.removesuffix(FRESH)](critic)
         try:
+            strategy = methods[name.removesuffix(FRESH)](learned)
             if name.endswith(FRESH):
                 row = _compared_afresh(name, strategy, model, trained, number, how)
             else:

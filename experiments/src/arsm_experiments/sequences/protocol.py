@@ -7,7 +7,8 @@ reads, OUT/logs has what every process said. Weights that lie in OUT/starts and 
 in OUT/runs are not made again.
 
 There are so many lanes for training, which take the tasks one after the other; one lane that
-measures noise; and one that fine-tunes.
+measures noise; and one that fine-tunes. `--stage candidates` trains nothing: it measures the
+methods of the fourth amendment and, side by side at every level, goes on until the time is over.
 
 On an NVIDIA GPU start MPS before (`nvidia-cuda-mps-control -d`), or the processes take turns. Give
 no process a priority (CUDA_MPS_CLIENT_PRIORITY): three value heads that go first leave hardly
@@ -17,6 +18,7 @@ anything to all others.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -29,7 +31,8 @@ from pathlib import Path
 import torch
 
 from arsm_experiments.runs.lines import read as read_lines
-from arsm_experiments.sequences.language_model_rules import choose, read_noise
+from arsm_experiments.sequences.language_model_rules import CANDIDATE, choose, read_noise
+from arsm_experiments.sequences.noise import FRESH
 from arsm_experiments.sequences.trials import METHODS, Plan
 
 LEVEL = 0.3
@@ -69,6 +72,33 @@ LONG = (
 """Methods for long answers; to train a value head would take longer than to measure all these."""
 
 
+LONG_AGAIN = (*LONG, "value or branch 8, by doubt 0.1", "value head")
+"""The same again, and methods that need a value model, which is fitted when the others were
+measured once.
+"""
+CANDIDATES = (
+    "own 0.25, branch 8",
+    "own 0.5, branch 8",
+    "own 0.5, value, branch 8",
+    "own 0.5, value, branch 4",
+    "shared, group 2, branch 4",
+    "critic, branch 8",
+    "critic, branch 4",
+    "value or branch 8",
+)
+"""Methods of the fourth amendment."""
+BESIDE = (
+    "group 4",
+    "group 8",
+    "branch 4",
+    "branch 8",
+    "branch 16",
+    "group 2, branch 4",
+    "value head",
+)
+"""Methods that they are compared with."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One measurement of noise."""
@@ -79,7 +109,7 @@ class Measurement:
     level: float
     """Of its weights."""
     methods: tuple[str, ...]
-    seconds: float
+    seconds: float = math.inf
     """No method is begun later."""
     rounds: int = 8
 
@@ -91,6 +121,49 @@ MEASUREMENTS = (
     Measurement("long-0.1", "long", 0.1, LONG, 300),
 )
 """In this order, one at a time."""
+
+
+def _of_candidates(task: str, level: float) -> Measurement:
+    """All of them at fresh questions, which decide; then fewer at fixed ones."""
+    fresh = (name + FRESH for name in (*BESIDE, *CANDIDATES))
+    methods = (*fresh, "group 8", "branch 8", *CANDIDATES)
+    return Measurement(f"{task}-{level:g}{CANDIDATE}", task, level, methods, rounds=100)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is run in one go."""
+
+    levels: dict[str, tuple[float, ...]]
+    """Fine-tuned first; long answers follow, from chain's weights at 0.8."""
+    measurements: tuple[Measurement, ...]
+    at_once: int
+    """Measurements side by side."""
+    trains: bool
+
+
+STAGES = {
+    "training": Stage(
+        {"countdown": (LEVEL,), "chain": (LEVEL, 0.8), "translate": (LEVEL,)},
+        MEASUREMENTS,
+        at_once=1,
+        trains=True,
+    ),
+    "candidates": Stage(
+        {"countdown": (LEVEL, 0.8), "chain": (LEVEL, 0.8), "translate": (LEVEL,)},
+        (
+            *(
+                _of_candidates(task, level)
+                for task in ("countdown", "chain")
+                for level in (LEVEL, 0.8)
+            ),
+            _of_candidates("translate", LEVEL),
+            Measurement("long-0.1b", "long", 0.1, LONG_AGAIN, rounds=100),
+        ),
+        at_once=6,
+        trains=False,
+    ),
+}
 PLANS = (
     Plan("countdown"),
     Plan("translate", 120_000, 4_000, 10, 128, 68),
@@ -104,8 +177,9 @@ class Scale:
     """Times in seconds, and options that make everything small."""
 
     fine_tuning: dict[str, float] = field(
-        default_factory=lambda: {"countdown": 170, "chain": 200, "translate": 90, "long": 240}
+        default_factory=lambda: {"countdown": 170, "chain": 100, "translate": 90, "long": 240}
     )
+    """For each level of a task."""
     measuring: float = 1.0
     """Factor of the measurements' times."""
     levels: tuple[str, ...] = ()
@@ -140,10 +214,12 @@ class Campaign:
         device: str,
         precision: str,
         scale: Scale,
+        stage: Stage,
     ) -> None:
         self.model, self.data, self.out = model, data, out
         self.seconds, self.workers = seconds, workers
-        self.device, self.precision, self.scale = device, precision, scale
+        self.device, self.precision = device, precision
+        self.scale, self.stage = scale, stage
         self.starts, self.runs = out / "starts", out / "runs"
         self.begun = time.monotonic()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -174,29 +250,29 @@ class Campaign:
 
     def _begin(self) -> None:
         """Fine-tuning for the first trainings and measurements."""
-        self._fine_tune("countdown", (LEVEL,))
-        self._fine_tune("chain", (LEVEL, 0.8))
-        self._fine_tune("translate", (LEVEL,))
+        for task, levels in self.stage.levels.items():
+            self._fine_tune(task, levels)
 
     def _follow(self) -> None:
         """Whatever became possible."""
         if {"levels-translate", "levels-chain"} <= self.done:
             self._fine_tune("long", (0.1,), start=self._start("chain", 0.8), micro_batch=16)
         self._measure_next()
-        for lane in range(self.workers):
+        for lane in range(self.workers if self.stage.trains else 0):
             self._train_next(lane)
 
     def _measure_next(self) -> None:
-        """The first measurement that is not done, unless one is under way."""
-        if any(name.startswith("noise-") for name in self.running):
-            return
-        for each in MEASUREMENTS:
-            if f"noise-{each.name}" in self.done:
+        """The first measurements that are not done, as many as may be under way."""
+        for each in self.stage.measurements:
+            under_way = [name for name in self.running if name.startswith("noise-")]
+            if len(under_way) == self.stage.at_once:
+                return
+            if f"noise-{each.name}" in self.done | self.running.keys():
                 continue
             weights = self._start(each.task, each.level)
             if weights is not None:
                 self._measure(each, weights)
-                return
+                continue
             # its weights are still being made: others may go first, but for the one that decides
             # the sizes of a training
             if each.methods is SIZES and f"levels-{each.task}" not in self.done:
@@ -237,8 +313,9 @@ class Campaign:
         micro_batch: int = 64,
     ) -> None:
         words = [task, "--out", str(self.starts), "--micro-batch", str(micro_batch)]
-        words += ["--seconds", f"{self.scale.fine_tuning[task]:g}"]
-        words += ["--levels", *map(str, levels)]
+        # the second level takes as long again
+        seconds = self.scale.fine_tuning[task] * len(levels)
+        words += ["--seconds", f"{seconds:g}", "--levels", *map(str, levels)]
         words += [] if start is None else ["--start", str(start)]
         self._launch(f"levels-{task}", "levels", [*words, *self.scale.levels])
 
@@ -314,6 +391,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="End everything after so long")
+    parser.add_argument("--stage", choices=list(STAGES), default="training")
     parser.add_argument("--workers", type=int, default=7, help="Trainings at once")
     parser.add_argument("--tiny", action="store_true", help="A look at whether everything runs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -330,6 +408,7 @@ def main() -> None:
         device=words.device,
         precision=words.precision,
         scale=TINY if words.tiny else Scale(),
+        stage=STAGES[words.stage],
     ).run()
 
 

@@ -254,6 +254,8 @@ class ValueModel:
     trained.
     """
 
+    head: nn.Module
+
     def __init__(
         self,
         policy: nn.Module,
@@ -264,11 +266,11 @@ class ValueModel:
         inner: Any = policy.get_base_model() if hasattr(policy, "get_base_model") else policy  # pyright: ignore
         self.layers = copy.deepcopy(inner.base_model)
         self.micro_batch, self.precision = micro_batch, precision
-        weight = inner.get_input_embeddings().weight
+        embedding = inner.get_input_embeddings().weight
+        self.head = self._new_head(embedding).to(embedding.device)
         # zeros: every state begins with an even chance
-        self.head = nn.Linear(weight.shape[1], 1).to(weight.device)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
         learned = [p for p in self.layers.parameters() if p.requires_grad]
         groups = [{"params": learned}, {"params": list(self.head.parameters()), "lr": 50 * rate}]
         self.optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -315,15 +317,22 @@ class ValueModel:
         self.optimiser.step()
         return float(total)
 
+    def _new_head(self, embedding: Tensor) -> nn.Module:
+        """From hidden states to logits of success, given the embeddings [V, D]."""
+        return nn.Linear(embedding.shape[1], 1)
+
     def _logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """[N, T], in float32."""
+        return self.head(self._hidden(prompts, tokens, mask)).squeeze(-1)
+
+    def _hidden(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """[N, T, D], in float32."""
         # behind the tokens, padding needs no mask, under which a gradient may be NaN
         read, state = padded_behind(prompts, tokens, mask)
         device = read.device.type
         with nullcontext() if self.precision is None else torch.autocast(device, self.precision):
             hidden = self.layers(input_ids=read, use_cache=False).last_hidden_state
-        hidden = hidden.gather(1, state.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-        return self.head(hidden.float()).squeeze(-1)
+        return hidden.gather(1, state.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])).float()
 
     def state_dict(self) -> dict[str, Any]:
         """All that learning goes on from."""

@@ -43,6 +43,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     "agents/HISTORY.md": agents.HISTORY_PARTS,
     "sequences/README.md": sequences.PARTS,
     "language_model/README.md": language_model.PARTS,
+    "language_model/candidates.md": {"candidates": language_model.candidates},
     "router/README.md": routers.PARTS,
     "trl/README.md": trl.PARTS,
     "README.md": paper.PARTS,

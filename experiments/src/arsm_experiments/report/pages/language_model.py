@@ -20,6 +20,13 @@ TABLE = "language_model/table.csv"
 DRAWS = (8, 16, 32, 64)
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
+CANDIDATE = "c"
+"""A level whose name ends with it is a measurement of the protocol's fourth amendment."""
+NEW = ("own", "shared", "critic", "value or")
+"""How the names of its methods begin."""
+PLAIN = "branch 8"
+"""The method that they are compared with."""
+TO_PLAIN = f"variance x tokens / {PLAIN}, by rounds"
 FRESH = ", fresh"
 """Ends the name of a method that met other questions in every estimate."""
 OURS = ("branch", "branch, 4 epochs")
@@ -27,6 +34,10 @@ OURS = ("branch", "branch, 4 epochs")
 COIN = ", group 4, branch 8"
 """What all methods with a coin have in common."""
 QUANTILE = 1.96
+WIDER = 1.4
+"""A 95% interval for eight methods together is so many times as wide as one for a single method."""
+ENTERS = 0.9
+"""The geometric mean of the ratios with which a method enters the library."""
 
 
 class Level(NamedTuple):
@@ -77,15 +88,27 @@ ENDS = (", lower end", ", upper end")
 
 
 def measured(tables: Tables) -> list[Level]:
-    """All levels; of one that was measured twice, the second measurement."""
+    """All levels but those of the fourth amendment; of one that was measured twice, the second
+    measurement.
+    """
+    found = _levels(tables, RATIO)
+    return [
+        level
+        for (task, name), level in found.items()
+        if (task, name + AGAIN) not in found and not name.endswith(CANDIDATE)
+    ]
+
+
+def _levels(tables: Tables, wanted: str) -> dict[tuple[str, str], Level]:
+    """All levels by task and name, with one metric of their methods."""
     found: dict[tuple[str, str], Level] = {}
     for (row, metric), cell in tables.cells(TABLE).items():
         matched = re.fullmatch(ROW, row)
-        if matched is not None and metric == RATIO:
+        if matched is not None and metric == wanted:
             task, level, accuracy, method = matched.groups()
             empty = Level(task, float(accuracy), {}, level.endswith(AGAIN))
             found.setdefault((task, level), empty).ratios[method] = cell
-    return [level for (task, name), level in found.items() if (task, name + AGAIN) not in found]
+    return found
 
 
 def fresh(tables: Tables) -> str:
@@ -152,6 +175,47 @@ def long(tables: Tables) -> str:
         + "."
         for level in levels
     )
+
+
+def candidates(tables: Tables) -> str:
+    """Variance x tokens of the fourth amendment's methods over that of `branch 8`, at fresh
+    questions, and what the protocol's rule says.
+    """
+    levels = list(_levels(tables, TO_PLAIN).values())
+    if not levels:
+        return "Not measured."
+    common = set.intersection(*(set(level.ratios) for level in levels))
+    names = [name for name in levels[0].ratios if name in common and name.endswith(FRESH)]
+    means = {name: _geometric_mean([level.ratios[name] for level in levels]) for name in names}
+    heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
+    rows = [
+        [name.removesuffix(FRESH), *map(_by_rounds, (*(x.ratios[name] for x in levels), mean))]
+        for name, mean in sorted(means.items(), key=lambda item: item[1].mean)
+    ]
+    entering = [
+        name.removesuffix(FRESH)
+        for name, mean in means.items()
+        if name.startswith(NEW)
+        and mean.mean <= ENTERS
+        and mean.mean + WIDER * mean.half < 1
+        and all(level.ratios[name].mean - level.ratios[name].half <= 1 for level in levels)
+    ]
+    table = markdown(["", *heads, "geometric mean"], rows)
+    verdict = f"The protocol's rule lets into the library: {', '.join(entering) or 'none'}."
+    return f"Relative to `{PLAIN}`, at fresh questions:\n\n{table}\n\n{verdict}"
+
+
+def _geometric_mean(cells: list[Cell]) -> Cell:
+    """Over levels; as many rounds as the level with the fewest has."""
+    mean = math.exp(statistics.mean(math.log(cell.mean) for cell in cells))
+    rounds = min(cell.seeds for cell in cells)
+    errors = [cell.std / math.sqrt(cell.seeds) / cell.mean for cell in cells]
+    return Cell(mean, mean * math.hypot(*errors) / len(errors) * math.sqrt(rounds), rounds)
+
+
+def _by_rounds(cell: Cell) -> str:
+    """A ratio and half of its 95% interval, by Student's distribution."""
+    return f"{cell.mean:.2f}±{cell.half:.2f}" if cell.std else "1"
 
 
 def _ratios(methods: Mapping[str, str], levels: list[Level]) -> list[list[str]]:
