@@ -123,9 +123,15 @@ def test_layers_and_f_may_write_into_their_samples() -> None:
 
 
 def test_values_of_the_wrong_shape_are_refused_in_a_sentence() -> None:
-    values: list[tuple[Any, str]] = [(torch.zeros(4, 1), r"torch.float32 \[4, 1\]"), (0.5, "float")]
+    values: list[tuple[Any, str]] = [
+        (torch.zeros(4, 1), r"torch.float32 \[4, 1\]"),
+        (torch.zeros(4).long(), r"torch.int64 \[4\]"),
+        (0.5, "float"),
+    ]
     for value, words in values:
-        with pytest.raises(ValueError, match=rf"one value per path, \[4\], but returned {words}"):
+        with pytest.raises(
+            ValueError, match=rf"one floating value per path, \[4\], but returned {words}"
+        ):
             estimate_bound(
                 arsm.VIMCO(samples=2), [lambda zs: torch.zeros(2, 1, 3)], lambda zs, phi, v=value: v
             )

@@ -425,3 +425,28 @@ def test_rounding_is_told_from_dropout(kind: str, masked: float) -> None:
         ):
             for _ in range(3):
                 run(model, x)
+
+
+@pytest.mark.parametrize("estimator", [arsm.RLOO(3), arsm.ARSM(), arsm.LocalExpectation()], ids=str)
+def test_a_loss_function_may_write_all_its_values_into_one_place(
+    estimator: arsm.Estimator,
+) -> None:
+    buffer = torch.empty(64)
+
+    def gradients(copied: bool) -> tuple[Tensor, Tensor]:
+        choice = arsm.Choice()
+        logits = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        number = torch.arange(5)
+
+        def loss(row: Tensor) -> Tensor:
+            values = buffer[: len(row)].copy_(choice(logits[row]).float().sin().sum(-1) + row)
+            return values.clone() if copied else values
+
+        with arsm.choices(choice, estimator, generator=torch.Generator().manual_seed(1)) as run:
+            found = run(loss, number)
+        found.sum().backward()
+        assert logits.grad is not None
+        return found.detach(), logits.grad
+
+    for found, expected in zip(gradients(False), gradients(True), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

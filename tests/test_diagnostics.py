@@ -103,6 +103,13 @@ def test_a_variance_needs_two_samples() -> None:
         gradient_variance(arsm.ARSM(), torch.zeros(3), reward, samples=1)
 
 
+def test_meaningless_logits_have_no_variance() -> None:
+    with pytest.raises(ValueError, match="is nan; logits must be finite"):
+        gradient_variance(arsm.Exact(), torch.tensor([0.0, torch.nan]), reward)
+    with pytest.raises(TypeError, match="estimator must be an estimator"):
+        gradient_variance("exact", torch.zeros(3), reward)  # pyright: ignore[reportArgumentType]
+
+
 def test_numbers_are_no_context() -> None:
     with pytest.raises(ValueError, match="Context 0 must be a tensor"):
         gradient_variance(arsm.RLOO(2), torch.zeros(1, 3), lambda z: z.sum(-1), 1000)  # pyright: ignore

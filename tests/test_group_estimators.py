@@ -222,6 +222,7 @@ def test_decoupled_straight_through_samples_at_its_temperature() -> None:
     [
         (lambda: arsm.GRPO(1), "GRPO compares samples"),
         (lambda: arsm.GRPO(4, epsilon=0), "epsilon must be positive"),
+        (lambda: arsm.GRPO(4, epsilon=float("inf")), "epsilon must be positive and finite"),
         (lambda: arsm.OTB(2, live=3), "live must lie"),
         (lambda: arsm.RODEO(1), "RODEO compares samples"),
         (lambda: arsm.DecoupledStraightThrough(forward=0), "temperature"),
@@ -299,3 +300,20 @@ def test_tell_and_weights_cannot_disagree() -> None:
 def test_an_estimator_without_weights_says_so() -> None:
     with pytest.raises(NotImplementedError, match="ARSM has no weights"):
         arsm.ARSM().weights(torch.zeros(2, 3))
+
+
+def test_a_surrogate_counts_for_nothing_where_a_category_is_masked() -> None:
+    """Logits with masks, as those of another network, are surrogates too."""
+    logits = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
+    logits[0, 0, 1] = -torch.inf
+    noise = arsm.RLOO(4).noise(logits)
+    masked, finite = (
+        arsm.estimate(
+            arsm.RLOO(4, surrogate=h), logits, lambda z: z.sum(-1).float().sin(), noise=noise
+        ).grad
+        for h in (logits, logits.clamp_min(-5.0))
+    )
+    assert masked is not None
+    assert finite is not None
+    assert bool(masked.isfinite().all())
+    torch.testing.assert_close(masked, finite, rtol=0, atol=0)

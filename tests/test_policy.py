@@ -384,3 +384,25 @@ def test_returns_that_do_not_fit_a_plan_are_refused() -> None:
         policy.gradient(arsm.ARSM(), logits, plan, returns * torch.nan, tried)
     with pytest.raises(ValueError, match="One return per step"):
         policy.gradient(arsm.ARSM(), logits, plan, torch.zeros(1, 3), torch.zeros(len(plan.step)))
+
+
+def test_the_gradient_is_that_of_the_estimator_that_planned() -> None:
+    logits, actions = four_steps()
+    plan = policy.plan(arsm.RLOO(4), logits, actions)
+    returns, tried = torch.ones(1, 4), torch.ones(len(plan.step))
+    with pytest.raises(
+        ValueError, match=r"planned with RLOO\(4\), but the gradient .* of RLOO\(8\)"
+    ):
+        policy.gradient(arsm.RLOO(8), logits, plan, returns, tried)
+    drawn = policy.plan_draws(arsm.RLOO(2), torch.tensor([[[0, 1], [2, 1]]]))
+    returns, tried = torch.ones(1, 2), torch.ones(len(drawn.step))
+    with pytest.raises(
+        ValueError, match=r"planned with RLOO\(2\), but the gradient .* of GRPO\(2\)"
+    ):
+        policy.weights(arsm.GRPO(2), drawn, returns, tried)
+
+
+@pytest.mark.parametrize("draws", [torch.zeros(1, 3, 2), torch.zeros(1, 3, 1, 2).long()])
+def test_draws_are_categories_of_every_step(draws: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"draws must be int64 \[B, T, 2\]"):
+        policy.plan_draws(arsm.RLOO(2), draws)

@@ -373,6 +373,7 @@ def test_the_average_is_the_mean_of_its_draws(words: str) -> None:
         ("gumbel-rao:temperature=-1.0", "temperature"),
         ("gumbel-rao:samples=0", "samples"),
         ("gapped-straight-through:gap=-1.0", "gap"),
+        ("gapped-straight-through:gap=1e999", "gap"),
         ("reinmax:temperature=0.0", "temperature"),
         ("reinmax-rao:temperature=0.0", "temperature"),
         ("reinmax-rao:samples=0", "samples"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+import arsm
 from arsm.kernels import FEW
 from arsm.kernels.two_ways import COUNTED
 from arsm.sampling import BLOCK, IN_ONE_PIECE, inverse_sample, uniforms
@@ -148,3 +149,32 @@ def test_a_generator_repeats_its_draws() -> None:
     one, two = (uniforms(logits, 5, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(one, two)
     assert not torch.equal(one[0], one[1])
+
+
+def test_a_batch_of_no_rows_has_no_samples() -> None:
+    assert arsm.sample(torch.zeros(0, 2, 4)).shape == (0, 2)
+
+
+def test_a_bare_vector_is_one_variable() -> None:
+    one = arsm.sample(torch.zeros(4), torch.Generator().manual_seed(0))
+    assert torch.equal(one, arsm.sample(torch.zeros(1, 4), torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize(
+    ("logits", "words"),
+    [
+        ([0.0, torch.nan], "is nan; logits must be finite"),
+        ([0.0, torch.inf], "is inf; logits must be finite"),
+        ([-torch.inf, -torch.inf], "leave at least one finite"),
+    ],
+)
+def test_nothing_is_drawn_from_meaningless_logits(logits: list[float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        arsm.sample(torch.tensor([logits]))
+
+
+def test_a_sample_has_one_category_per_variable_of_log_q() -> None:
+    """A function that is called with fewer rows than its log q has would read the wrong ones."""
+    log_q = torch.zeros(5, 2, 3).log_softmax(-1)
+    with pytest.raises(ValueError, match=r"they are \[4, 2\] and \[5, 2, 3\]"):
+        arsm.log_prob(log_q, torch.zeros(4, 2, dtype=torch.int64))

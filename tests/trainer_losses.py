@@ -380,6 +380,23 @@ def best_of_all(batch: TrainerBatch) -> Tensor:
     return (rewards - rewards.amax(1, keepdim=True)).flatten()
 
 
+def own_median(batch: TrainerBatch) -> Tensor:
+    rewards = batch.rewards.view(-1, batch.answers)
+    return (rewards - rewards.median(1, keepdim=True).values).flatten()
+
+
+def ranks(batch: TrainerBatch) -> Tensor:
+    """Each answer's rank among the answers to its prompt, less the mean rank."""
+    rewards = batch.rewards.view(-1, batch.answers)
+    return (rewards.argsort(1).argsort(1) - (batch.answers - 1) / 2).flatten()
+
+
+def entropies(batch: TrainerBatch) -> Tensor:
+    """[N, T]: the entropy of every token's distribution."""
+    log_p = batch.logits().log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
 def old_at(temperature: float, low: float = 0.0, high: float = 1e9) -> Loss:
     """Clipped ratios of tokens whose ln p before the update has another temperature."""
 
@@ -432,6 +449,16 @@ DEFECTS: dict[str, Defect] = {
     "normalisation over the batch": Defect(score(batch_deviation), "standard deviation"),
     "normalisation over the group": Defect(score(group_deviation), "standard deviation"),
     "division by the group's mean": Defect(score(over_group_mean), "mean"),
+    "ranks in place of rewards": Defect(score(ranks), "ranks"),
+    "rewards cut off at a limit": Defect(
+        score(lambda b: leave_one_out(b, b.rewards.clamp(-0.3, 0.3))), "limits"
+    ),
+    "advantages cut off at a limit": Defect(
+        score(lambda b: leave_one_out(b).clamp(-0.5, 0.5)), "limits"
+    ),
+    "a bonus for entropy": Defect(
+        lambda b: score(leave_one_out)(b) + 0.05 * summed(entropies(b), b).mean(), "other term"
+    ),
     "end token masked out": Defect(
         by_mask(lambda b: b.mask * (b.completions != b.end)), "end token"
     ),
@@ -469,6 +496,7 @@ DEFECTS: dict[str, Defect] = {
     "a neighbour's reward": Defect(score(lambda b: b.rewards.roll(1) - 0.1), "rewards"),
     "own sample in the mean": Defect(score(own_mean), "own sample"),
     "own sample in the maximum": Defect(score(best_of_all), "own sample"),
+    "own sample in the median": Defect(score(own_median), "own sample"),
     "the wrong sign": Defect(lambda b: -score(leave_one_out)(b), "sign"),
     "everything detached": Defect(
         lambda b: score(leave_one_out)(b).detach().requires_grad_(), "no gradient"

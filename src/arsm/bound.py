@@ -26,7 +26,7 @@ from arsm.checks import (
     describe,
     legal_rows,
 )
-from arsm.draws import sample
+from arsm.draws import draw_one
 from arsm.layers import Layer, Path, check_layers, run_layer
 from arsm.noise import working_dtype
 from arsm.options import suggests
@@ -78,14 +78,18 @@ def estimate_bound(
         phi, _ = run_layer(layer, Path(rows, tuple(zs), tuple(logits)))
         check_logits(phi, read=False)
         logits.append(phi)
-        zs.append(sample(phi, generator))
+        zs.append(draw_one(phi, generator))
     log_q = _log_q_of_paths(logits, zs)
 
     # ln q's backward and the result need the samples as they are: f gets copies
     values = f([z.clone() for z in zs], logits, *rows)
-    if not isinstance(values, Tensor) or values.shape != log_q.shape:
+    if (
+        not isinstance(values, Tensor)
+        or not values.is_floating_point()
+        or values.shape != log_q.shape
+    ):
         raise ValueError(
-            f"f must return one value per path, {list(log_q.shape)}, but returned "
+            f"f must return one floating value per path, {list(log_q.shape)}, but returned "
             f"{describe(values)}."
         )
     values = values.to(working_dtype(values.dtype)).unflatten(0, (n, -1))

@@ -28,7 +28,8 @@ def log_prob(log_q: Tensor, z: Tensor) -> Tensor:
     if z.is_floating_point():
         # a relaxed z is 0 at a masked category, and 0 times -inf would be NaN
         return (z * log_q.masked_fill(log_q == -torch.inf, 0)).sum(-1)
-    if z.ndim != log_q.ndim - 1:
+    # gather itself would take a z of fewer rows, and pair it with the wrong ones
+    if z.shape != log_q.shape[:-1]:
         raise ValueError(
             f"z must be int64 [..., K] for log_q [..., K, C], but they are {list(z.shape)} and "
             f"{list(log_q.shape)}."

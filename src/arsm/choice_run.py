@@ -36,7 +36,7 @@ from arsm.batch_norm import refuse_batch_norm
 from arsm.categorical import log_prob
 from arsm.checks import NotFiniteError, describe
 from arsm.choice_reach import Made, check_reach, reaches, sum_of_reaching
-from arsm.draws import sample
+from arsm.draws import draw_one
 from arsm.noise import argmin_sample, dirichlet, given_winner, working_dtype
 from arsm.question import Others, Question, attach, attach_paths, pose
 from arsm.sampling import uniforms
@@ -154,7 +154,8 @@ class Run:
                 f"The loss function returned {float(values[tuple(where)])} in row {where[0]}; it "
                 "must be finite."
             )
-        return values.to(working_dtype(values.dtype))
+        # a copy: a simulator may write the next pass's values into the same buffer
+        return values.to(working_dtype(values.dtype), copy=not values.requires_grad)
 
     def _over_paths(
         self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], rows: int
@@ -399,7 +400,7 @@ def draw_choice(logits: Tensor, choice: Choice, generator: torch.Generator | Non
     """Choices [N, K] of one category each, or sets of k as `shaped` has them."""
     logits = logits.detach()
     if choice.k is None:
-        return sample(logits, generator)
+        return draw_one(logits, generator)
     z = draw_subsets(logits, uniforms(logits.unsqueeze(-1), 1, generator), choice.k)
     return shaped(choice, z.squeeze(-2))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from arsm.capabilities import check_estimator, require
-from arsm.checks import check_context
+from arsm.checks import check_context, check_logits
 from arsm.driver import estimate
 from arsm.estimators.exact import Exact
 from arsm.types import Estimator
@@ -89,6 +89,8 @@ def gradient_variance(
 
     Memory is bounded for any `samples`.
     """
+    check_estimator(estimator)
+    check_logits(logits, read=True)
     if estimator.deterministic:  # only rounding would be left
         return torch.zeros_like(logits, dtype=torch.float64, requires_grad=False)
     return gradient_moments(

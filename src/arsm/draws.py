@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.checks import check_given
+from arsm.checks import check_generator, check_given, check_logits
 from arsm.distinct import share
 from arsm.sampling import inverse_sample, uniforms
 from arsm.types import Queries
@@ -74,7 +74,17 @@ def _is_fresh(noise: SampleNoise) -> bool:
 
 
 def sample(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """One sample of Cat(softmax(logits)): [*B, K, C] -> [*B, K] int64."""
+    """One sample of Cat(softmax(logits)): [*B, K, C] -> [*B, K] int64; [C] -> [1]."""
+    # a batch may be empty, such as that of the rollouts where every action agrees
+    if not isinstance(logits, Tensor) or 0 not in logits.shape[:-1]:
+        check_logits(logits, read=True)
+    if generator is not None:
+        check_generator(generator, logits)
+    return draw_one(logits if logits.ndim > 1 else logits.unsqueeze(0), generator)
+
+
+def draw_one(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """`sample` of logits that are checked elsewhere, without reading them."""
     return samples(logits, sample_noise(logits, 1, generator)).squeeze(-2)
 
 

@@ -182,9 +182,15 @@ def plan_draws(
     require(
         estimator, "an episode of drawn actions", "mean", "paths", "independent_rows", subset=None
     )
-    if estimator.weighs_energy or draws.shape[-1] != estimator.paths:
+    if (
+        draws.dtype != torch.int64
+        or draws.ndim != 3
+        or estimator.weighs_energy
+        or draws.shape[-1] != estimator.paths
+    ):
         raise ValueError(
-            f"draws must be [B, T, {estimator.paths}] for {estimator}, but are {list(draws.shape)}."
+            f"draws must be int64 [B, T, {estimator.paths}] for {estimator}, but are "
+            f"{describe(draws)}."
         )
     if budget is not None:
         check_room(budget, estimator.paths - 1)
@@ -318,7 +324,7 @@ def gradient(
         """The gradient at some steps; a function, so that nothing of one part is alive
         at the next.
         """
-        question = part.pose()
+        question = _question(part, estimator)
         values = question.spread_others(answered, rollout_returns[some], true[part.step])
         gradient = question.credit(values, weight[part.step]).gradient
         assert gradient is not None  # only estimators that need f's gradient return None
@@ -353,7 +359,8 @@ def weights(
     whole = true.new_zeros(true.shape[0], estimator.paths)
     for part, some, answered in rollouts.answered():
         played = rollout_returns[some].detach()
-        values = part.pose().spread_others(answered, played, true[part.step])
+        question = _question(part, estimator)
+        values = question.spread_others(answered, played, true[part.step])
         weight = estimator.weights(values) * factor[part.step].to(values.dtype)
         whole[part.step] = weight.T
     return whole.view(*returns.shape, estimator.paths)
@@ -380,6 +387,17 @@ def loss(
     moved = attach(torch.zeros_like(returns), logits, estimate)  # 0 in value
     # optimisers descend, and J is to ascend
     return -(total + moved.sum())
+
+
+def _question(part: PlayedSteps, estimator: Estimator) -> Question:
+    """The question of a part, which must be this estimator's."""
+    question = part.pose()
+    if question.estimator != estimator:
+        raise ValueError(
+            f"The rollouts were planned with {question.estimator}, but the gradient is asked of "
+            f"{estimator}; give both calls the same estimator."
+        )
+    return question
 
 
 def _step_factors(rollouts: Rollouts, discount: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from arsm.capabilities import check_estimator
 from arsm.checks import check_whole
-from arsm.draws import sample
+from arsm.draws import draw_one
 from arsm.noise import repeat_draws
 from arsm.types import Estimator, Noise, Queries
 
@@ -63,7 +63,7 @@ class Average(Estimator):
         each = repeat_draws(logits, self.n)
         if z is not None:
             # the estimator wants a sample for every draw: z for the first, fresh ones for the rest
-            rest = sample(each[..., 1:, :, :], generator)
+            rest = draw_one(each[..., 1:, :, :], generator)
             z = torch.cat([z.unsqueeze(-2), rest], -2)
         return self.estimator.noise(each, generator, z)
 

@@ -4,6 +4,7 @@ sample win.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -38,8 +39,8 @@ class GappedStraightThrough(Relaxation):
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
-        if not self.gap >= 0:
-            raise ValueError(f"gap must not be negative, but is {self.gap}.")
+        if not 0 <= self.gap < math.inf:
+            raise ValueError(f"gap must be at least 0 and finite, but is {self.gap}.")
 
     def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         z = samples(logits, noise).squeeze(-2)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from arsm.checks import check_positive
 from arsm.estimators.independent_samples import IndependentSamples
 from arsm.scores import less_mean
 
@@ -35,8 +36,7 @@ class GRPO(IndependentSamples):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.epsilon > 0:
-            raise ValueError(f"epsilon must be positive, but is {self.epsilon}.")
+        check_positive("epsilon", self.epsilon)
 
     @property
     def paths(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -101,15 +101,14 @@ class RLOO(IndependentSamples):
         return less_mean(values) / (self.samples - 1)
 
     def _surrogate(self, logits: Tensor) -> Tensor:
-        if not isinstance(self.surrogate, Tensor):
-            return logits.detach().masked_fill(logits == -torch.inf, 0)
-        if self.surrogate.ndim != logits.ndim:
+        h = self.surrogate if isinstance(self.surrogate, Tensor) else logits
+        if h.ndim != logits.ndim:
             raise ValueError(
                 f"surrogate must be shaped like the logits {list(logits.shape)}, but is "
-                f"{list(self.surrogate.shape)}; inside Average they are [*B, n, K, C], so "
-                "unsqueeze(-3) it."
+                f"{list(h.shape)}; inside Average they are [*B, n, K, C], so unsqueeze(-3) it."
             )
-        return self.surrogate.detach().expand(logits.shape)
+        # a masked category has p = 0, and 0 times -inf would be NaN
+        return h.detach().expand(logits.shape).masked_fill(logits == -torch.inf, 0)
 
     def _ridge(self, p: Tensor, z: Tensor, f: Tensor, eta: float) -> Tensor:
         n = self.samples

@@ -30,6 +30,7 @@ def explain(evidence: Evidence) -> list[Finding]:
         _graph,
         _temperature,
         _temperature_of_ratio,
+        _other_term,
         _clip,
         _padding,
         _prompt_length,
@@ -264,6 +265,22 @@ def _temperature_of_ratio(evidence: Evidence) -> Finding | None:
     return None
 
 
+def _other_term(evidence: Evidence) -> Finding | None:
+    """A term beside the rewards': it is there without rewards, in other sizes at other tokens."""
+    if all(m.agrees(m.truth) for m in evidence.means if m.setting.role == "0"):
+        return None
+    # a baseline alone would leave all tokens of an answer the same weight
+    without = evidence.ask.weights(rewards=torch.zeros_like(REWARDS))
+    if without.largest <= evidence.base.nothing or _spread(without.tokens) < 0.01:
+        return None
+    return Finding(
+        "other term",
+        "With all rewards 0 there is a gradient, which differs between the tokens of an answer: "
+        "the loss has another term, such as a bonus for entropy. Leave it out, or give the "
+        "objective that it belongs to as `documented`.",
+    )
+
+
 def _uneven(weights: Weights) -> float:
     """How far the tokens of one answer differ in weight, or are no multiples of the
     score at all.
@@ -354,6 +371,20 @@ def _deviation(evidence: Evidence) -> Finding | None:
     # divided by a deviation, weights stay as they are; other nonlinear baselines let them grow
     if tenfold.largest > 3 * evidence.base.largest:
         return None
+    if float(evidence.slopes.abs().max()) < NEAR * evidence.base.largest:
+        return Finding(
+            "ranks",
+            "The weights depend on the order of the rewards alone: ranks make another objective's "
+            "gradient. Use the rewards themselves.",
+        )
+    tenth = evidence.ask.weights(rewards=REWARDS / 10)
+    # a standard deviation makes small rewards as large as others, a limit leaves them small
+    if tenth.largest < 0.5 * evidence.base.largest:
+        return Finding(
+            "limits",
+            "The weights grow with small rewards, and not with large ones: rewards or advantages "
+            "are cut off at a limit, which makes another objective's gradient. Leave it out.",
+        )
     if _shrinks(evidence):
         return Finding(
             "mean",
@@ -443,16 +474,16 @@ def _mixed(evidence: Evidence) -> Finding | None:
 
 
 def _own_sample(evidence: Evidence) -> Finding | None:
-    own = evidence.slopes.diagonal()
-    # a baseline that saw its sample may be linear by chance around one set of rewards
-    again = evidence.ask.slopes(REWARDS.flip(0)).diagonal()
-    size = float(torch.cat([own, again]).abs().max())
+    # a baseline that saw its sample may be linear by chance around one set of rewards; in the
+    # others, different answers are the best, the worst and the middle of their prompts
+    others = [evidence.ask.slopes(r) for r in (REWARDS.flip(0), REWARDS.roll(2))]
+    own = torch.stack([slopes.diagonal() for slopes in (evidence.slopes, *others)])
+    size = float(own.abs().max())
     # an answer that never counts is left out, whatever its reward
-    if bool(((own.abs() < 1e-3 * size) & (again.abs() < 1e-3 * size)).any()):
+    if bool((own.abs() < 1e-3 * size).all(0).any()):
         return None
     # an independent baseline leaves every answer the same slope, in its own reward
-    uneven = float((own - own[0]).abs().max() + (again - again[0]).abs().max())
-    if size < 1e-3 or uneven < 0.02 * size:
+    if size < 1e-3 or float((own - own[:, :1]).abs().max()) < 0.02 * size:
         return None
     return Finding(
         "own sample",
