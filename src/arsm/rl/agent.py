@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from arsm.capabilities import require
+from arsm.progress import Progress
 from arsm.rl import files
 from arsm.rl.callbacks import Callback, TensorBoard, call_all
 from arsm.rl.credit import ActionConditioned, Credit, Value
@@ -22,7 +23,6 @@ from arsm.rl.environment import Array
 from arsm.rl.environments import make_environment
 from arsm.rl.play import EpisodeBranches, play_episodes
 from arsm.rl.policies import Policy, act
-from arsm.rl.progress import LearningProgress
 from arsm.rl.rollouts import make_engine
 from arsm.rl.settings import Settings, changed, check_count, check_seed
 from arsm.rl.snapshots import Snapshot
@@ -270,9 +270,14 @@ class PolicyGradient(Training):
         # a single one need not stand in a list
         callbacks = [callback] if callable(callback) else list(callback)
         history = []
-        with LearningProgress(enabled=progress) as line, TensorBoard(tensorboard_log) as board:
+        with Progress(enabled=progress) as line, TensorBoard(tensorboard_log) as board:
+
+            def show(share: float, iteration: Iteration) -> None:
+                mean = sum(iteration.returns) / len(iteration.returns)
+                line(f"episode {iteration.episodes:,}, return {mean:.1f}", share)
+
             for iteration in self.iterations(
-                episodes=episodes, steps=steps, seconds=seconds, report=line.update
+                episodes=episodes, steps=steps, seconds=seconds, report=show
             ):
                 history.append(iteration)
                 numbers, ends = call_all(callbacks, iteration)
