@@ -81,12 +81,12 @@ def test_every_method_learns_and_repeats_itself(method: Any) -> None:
 @pytest.mark.parametrize("common", [False, True])
 def test_engines_give_the_same_weights(common: bool) -> None:
     results = []
-    for engine in ("in-process", "pool"):
+    for engine, workers in (("in-process", None), ("pool", 2)):
         agent = one_by_one(
             "CartPole-v1",
             horizon=40,
             engine=engine,
-            workers=2,
+            workers=workers,
             common_random_numbers=common,
             seed=2,
         )
@@ -488,16 +488,15 @@ def test_refusals() -> None:
     for words in ("arsm", arsm.ARSM, Value):
         with pytest.raises(TypeError, match="estimator must be an estimator such as"):
             one_by_one("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(
-        ValueError, match="steps must be at least 1, or None for the whole episode, but is 0"
-    ):
-        Value(steps=0)
-    with pytest.raises(ValueError, match="cut must be at least 1, or None for the whole"):
-        Value(cut=0)
     for name, value, message in (
+        ("steps", 0, "steps must be at least 1, but is 0"),
+        ("steps", 2.5, "steps must be a whole number, but is 2.5"),
+        ("cut", 0, "cut must be at least 1, but is 0"),
         ("trace", 1.5, r"trace must lie in \[0, 1\], but is 1.5"),
         ("divergence", -1.0, "divergence must not be negative, but is -1.0"),
+        ("divergence", float("nan"), "divergence must not be negative, but is nan"),
         ("updates", 0, "updates must be at least 1, but is 0"),
+        ("updates", 2.0, "updates must be a whole number, but is 2.0"),
         ("value_updates", 0, "value_updates must be at least 1, but is 0"),
         ("every", 0, "every must be at least 1, but is 0"),
         ("where", "late", 'where must be "unsure" or "random", but is'),
@@ -526,7 +525,12 @@ def test_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=f"horizon must be {message}"):
             one_by_one("CartPole-v1", horizon=horizon)  # pyright: ignore[reportArgumentType]
+    for settings in (Learning(), {"gamma": 0.9}):
+        with pytest.raises(TypeError, match=r"settings must be an arsm\.rl\.Settings, but are a "):
+            PolicyGradient("CartPole-v1", settings=settings)  # pyright: ignore[reportArgumentType]
     agent = one_by_one("CartPole-v1")
+    with pytest.raises(EnvironmentFailure, match="CartPole-v1 gave an observation of nan"):
+        agent.predict(np.full(4, np.nan))
     with pytest.raises(ValueError, match="Say how long to learn: episodes, steps or seconds"):
         agent.learn()
     with pytest.raises(ValueError, match="episodes must be a whole number"):

@@ -15,11 +15,12 @@ import numpy as np
 from torch import nn
 
 from arsm.capabilities import require
+from arsm.options import suggests
 from arsm.progress import Progress
 from arsm.rl import files
-from arsm.rl.callbacks import Callback, TensorBoard, call_all
+from arsm.rl.callbacks import Callback, TensorBoard, call_all, listed_callbacks
 from arsm.rl.credit import ActionConditioned, Credit, Value
-from arsm.rl.environment import Array
+from arsm.rl.environment import Array, check_finite
 from arsm.rl.environments import make_environment
 from arsm.rl.play import EpisodeBranches, play_episodes
 from arsm.rl.policies import Policy, act
@@ -166,6 +167,7 @@ class PolicyGradient(Training):
                 f"An observation must have {world.observations} numbers, but this has "
                 f"{list(seen.shape)}."
             )
+        check_finite(world.name, "an observation", seen)
         # a mask may be given where the environment has none: the caller forbids something
         if not world.masks and mask is None:
             return seen
@@ -174,6 +176,7 @@ class PolicyGradient(Training):
         )
         return np.concatenate([seen, allowed])
 
+    @suggests("PolicyGradient.evaluate")
     def evaluate(
         self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0
     ) -> Evaluation:
@@ -240,6 +243,7 @@ class PolicyGradient(Training):
 
     # ---------------------------------------------------------------- learning
 
+    @suggests("PolicyGradient.learn")
     def learn(
         self,
         limit: object = None,
@@ -267,8 +271,7 @@ class PolicyGradient(Training):
                 terminal and it takes over two seconds.
         """
         _check_named("learn", limit)
-        # a single one need not stand in a list
-        callbacks = [callback] if callable(callback) else list(callback)
+        callbacks = listed_callbacks(callback)
         history = []
         with Progress(enabled=progress) as line, TensorBoard(tensorboard_log) as board:
 

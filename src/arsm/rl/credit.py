@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from arsm import policy
 from arsm.categorical import one_hot
+from arsm.checks import check_count
 from arsm.estimators import RELAX
 from arsm.rl.environment import Array
 from arsm.rl.networks import mlp
@@ -82,17 +83,13 @@ class Value:
     def __post_init__(self) -> None:
         if not 0 <= self.trace <= 1:
             raise ValueError(f"trace must lie in [0, 1], but is {self.trace}.")
-        if self.divergence < 0:
+        if not self.divergence >= 0:
             raise ValueError(f"divergence must not be negative, but is {self.divergence}.")
-        for name in ("every", "updates", "value_updates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}.")
-        for name in ("steps", "cut"):
+        for name in ("every", "updates", "value_updates", "steps", "cut"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(
-                    f"{name} must be at least 1, or None for the whole episode, but is {value}."
-                )
+            # None looks, or plays, to the end of the episode
+            if value is not None:
+                check_count(name, value)
         if self.where not in ("unsure", "random"):
             raise ValueError(f'where must be "unsure" or "random", but is {self.where!r}.')
 

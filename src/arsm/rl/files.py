@@ -29,13 +29,7 @@ UNHELD = ("encoder", "snapshot", "policy")
 
 def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
     """Write an agent."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"There is no folder {path.parent} to write {path.name} into; make it first."
-        )
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; name a file in it, such as agent.pt.")
+    path = check_place(path)
     # in the same folder, as a file can only be replaced within a disk
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     content = {
@@ -48,6 +42,18 @@ def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def check_place(path: str | os.PathLike[str]) -> Path:
+    """Refuse a path at which no file can be written."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {path.parent} to write {path.name} into; make it first."
+        )
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it, such as agent.pt.")
+    return path
 
 
 def load_agent(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal
 
-from arsm.checks import check_count, check_seed, is_whole
+from arsm.checks import check_count, check_seed, describe, is_whole
 from arsm.options import closest
 
 
@@ -47,30 +47,17 @@ class Learning:
 
 @dataclass(frozen=True)
 class Settings(Learning):
-    """Settings of an agent. The defaults are for a new environment; those of `Learning`
-    are the paper's.
+    """Settings of an agent, with defaults for a new environment. `Learning` explains
+    those that are not listed here.
 
     Attributes:
-        episodes_an_iteration: True episodes per update. 0 chooses 4 to 64 for each
-            iteration, about 1,000 steps if they are as long as the last iteration's, or
-            with `Value` 4 to 128, about 2,000 steps.
-        gamma: Discount factor.
-        reward_scale: Factor of the rewards for learning; reported returns are unscaled.
-            None divides by the standard deviation of the returns of earlier iterations.
-        entropy: Weight of the policy's entropy in the objective, averaged over the
-            actions of a step and summed over steps. It falls with the learning rate.
-        hidden: Widths of the hidden layers of policy and critic, with ReLUs; none makes
-            both linear.
-        weighted: Reweight the steps that the budget keeps by M/|H|, which keeps the
-            gradient unbiased; the paper does not.
-        discounting: Weight step t by gamma^t, as the discounted objective has it, or
-            not, as the paper's algorithm does.
-        common_random_numbers: Let rollouts draw the same noise as the true episode at
-            the same time: unbiased, and usually less noisy.
         budget: S_max: the most rollouts per true episode; None for all.
         decay_over: Let the learning rate and the weight of the entropy fall linearly to
             0 over each call of `learn`, or over this many true episodes; None keeps
             them.
+        learning_rate: Of the policy, and of the credit's own networks.
+        optimizer: "adam" or "rmsprop".
+        seed: Of all randomness.
     """
 
     episodes_an_iteration: int = 0
@@ -164,6 +151,8 @@ ARGUMENTS = (
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """The settings with changes by name; an unknown name is refused with the likeliest one."""
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings must be an arsm.rl.Settings, but are a {describe(settings)}.")
     known = [each.name for each in fields(Settings)]
     for name in changes:
         if name in known:
