@@ -135,6 +135,11 @@ def test_a_search_goes_on_in_its_own_space_only() -> None:
             search(lambda s: 0.0, other, evaluations=6, state=state)
 
 
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r'arsm\.Search has no option "evaluatons"; did you mean'):
+        arsm.Search([2], evaluatons=3)  # pyright: ignore[reportCallIssue]
+
+
 def test_a_condition_is_needed() -> None:
     with pytest.raises(ValueError, match=r"arsm\.When needs a condition"):
         arsm.When([1, 2])

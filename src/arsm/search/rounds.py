@@ -31,6 +31,7 @@ from torch import Tensor
 from arsm.capabilities import require
 from arsm.checks import check_count, check_seed, check_whole
 from arsm.estimators.rloo import RLOO
+from arsm.options import suggests
 from arsm.question import Distinct, Question, pose
 from arsm.rows import ragged
 from arsm.search.calls import finite_or_failed
@@ -98,6 +99,7 @@ class Search:
     `arsm.maximize` is this loop. All options are those of `maximize`.
     """
 
+    @suggests("arsm.Search")
     def __init__(
         self,
         space: Sequence[int] | Mapping[str, Any],
