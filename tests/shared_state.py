@@ -224,6 +224,16 @@ class ArrayView(Line):
         self.place[0] = position
 
 
+class SharedObservation(Line):
+    """Every observation of every instance is written into one array."""
+
+    seen_by_all = np.zeros(2)
+
+    def seen(self) -> Any:
+        self.seen_by_all[:] = self.get(), self.time
+        return self.seen_by_all
+
+
 class Handle:
     """As a C library's handle: its copy is itself."""
 

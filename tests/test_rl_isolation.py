@@ -36,6 +36,7 @@ ONE_AT_A_TIME = (
     shared_state.SharedWrapper,
     shared_state.Closure,
     shared_state.ArrayView,
+    shared_state.SharedObservation,
 )
 REFUSED = (
     shared_state.UnseededGenerator,

@@ -139,12 +139,6 @@ class Stepped:
         branches.follow(self.branches(trails, episode, step, streams, branches), lanes)
         return branches
 
-    def begins(self, environments: Sequence[Env]) -> list[Any] | None:
-        """Snapshots of environments that were just reset; None without a way to take them."""
-        if self.way in ("copy", "replay"):
-            return None
-        return [self.snapshot_at(env) for env in environments]
-
     def branches(
         self,
         trails: Sequence[Trail],
@@ -388,28 +382,27 @@ class SteppedLanes:
         """Snapshots after the reset alone, which takes long in Atari games; one per step
         would cost more than the few that branches go back to.
         """
-        return None if self._moved else self.environment.begins(self.environments)
+        if self._moved or self.environment.way in ("copy", "replay"):
+            return None
+        return [self.environment.snapshot_at(env) for env in self.environments]
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
         world = self.environment
         self._moved = True
-        given = [
-            world.step_one(env, action)
-            for env, action in zip(self.environments, world.native(actions), strict=True)
-        ]
-        seen, reward, terminated, over, info = zip(*given, strict=True)
-        if (
+        together = (
             world.encoder is None
             and not world.masks
             and (world.space is None or is_bytes(world.space))
-        ):
-            observations = self._stacked(seen)
-        else:
-            rows = zip(self.environments, seen, info, over, strict=True)
-            observations = np.array(
-                [world.observe(env, x, more, over=end) for env, x, more, end in rows]
-            )
-        return observations, np.array(reward), np.array(terminated), np.array(over)
+        )
+        given = []
+        for env, action in zip(self.environments, world.native(actions), strict=True):
+            seen, reward, terminated, over, info = world.step_one(env, action)
+            if not together:
+                seen = world.observe(env, seen, info, over=over)
+            given.append((seen, reward, terminated, over))
+        rows, rewards, terminated, over = zip(*given, strict=True)
+        observations = self._stacked(rows) if together else np.array(rows)
+        return observations, np.array(rewards), np.array(terminated), np.array(over)
 
     def _stacked(self, seen: tuple[Any, ...]) -> Array:
         try:

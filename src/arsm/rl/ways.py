@@ -50,7 +50,8 @@ def with_exact_way(world: Stepped) -> Stepped:
         earlier = list(world.made)
     finally:
         world.close()
-    if not all(_keeps_apart(world, records, gap) for gap in GAPS):
+    apart = all(_keeps_apart(world, records, gap) for gap in GAPS)
+    if not apart or _shares_observations(world):
         alone = replace(world, way="replay", randomness="same", alone=True)
         if _branches_exactly(alone, records):
             return replace(alone, randomness=world.randomness)
@@ -150,6 +151,17 @@ def _keeps_apart(world: Stepped, records: list[Record], gap: int) -> bool:
     finally:
         world.close()
     return True
+
+
+def _shares_observations(world: Stepped) -> bool:
+    """Whether instances write their observations into one array, which lanes read after
+    all have stepped.
+    """
+    try:
+        seen = [world.take().reset(seed=seed)[0] for seed in range(2)]
+    finally:
+        world.close()
+    return all(isinstance(each, np.ndarray) for each in seen) and np.shares_memory(*seen)
 
 
 def _again(world: Stepped, record: Record) -> Generator[bool, None, None]:
