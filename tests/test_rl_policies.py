@@ -234,6 +234,18 @@ def test_a_video_of_a_team_obeys_its_masks_to_the_end(tmp_path: Path) -> None:
     assert agent.video(tmp_path / "team.gif", OneWay()) == 8
 
 
+class InTurns(Meeting):
+    """PettingZoo's other interface, in which agents take turns."""
+
+    def agent_iter(self) -> Any:
+        yield from self.possible_agents
+
+
+def test_agents_that_take_turns_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"a PettingZoo ParallelEnv .*, but .* makes a InTurns"):
+        PolicyGradient(InTurns)
+
+
 def test_a_team_predicts_for_each_agent() -> None:
     agent = PolicyGradient(Meeting)
     seen, _ = Meeting().reset(seed=0)

@@ -37,7 +37,13 @@ TOGETHER = 32
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Returns of a policy that does not learn."""
+    """Returns of a policy that does not learn.
+
+    Attributes:
+        mean: Mean undiscounted return.
+        standard_error: Of the mean; NaN for one episode.
+        returns: Of each episode.
+    """
 
     mean: float
     standard_error: float

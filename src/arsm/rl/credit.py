@@ -98,6 +98,9 @@ class Value:
 class ActionConditioned:
     """RELAX with a control variate that reads the state and the relaxed action, on the
     true episode's returns.
+
+    Attributes:
+        temperature: Of the relaxed action.
     """
 
     temperature: float = 0.5

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal
 
-from arsm.checks import check_count, check_seed, describe, is_whole
+from arsm.checks import check_count, check_positive, check_seed, describe, is_whole
 from arsm.options import closest
 
 
@@ -83,10 +83,12 @@ class Settings(Learning):
         _check_number("gamma", self.gamma)
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
-        _check_positive("learning_rate", self.learning_rate)
+        _check_number("learning_rate", self.learning_rate)
+        check_positive("learning_rate", self.learning_rate)
         # None leaves the scale to the returns
         if self.reward_scale is not None:
-            _check_positive("reward_scale", self.reward_scale)
+            _check_number("reward_scale", self.reward_scale)
+            check_positive("reward_scale", self.reward_scale)
         _check_number("entropy", self.entropy)
         if not math.isfinite(self.entropy):
             raise ValueError(f"entropy must be a finite number, but is {self.entropy}.")
@@ -106,13 +108,6 @@ def _check_number(name: str, value: object) -> None:
     # True is a number to Python, and never meant as one
     if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
         raise ValueError(f"{name} must be a finite number, but is {value!r}.")
-
-
-def _check_positive(name: str, value: float) -> None:
-    """Require a positive and finite number."""
-    _check_number(name, value)
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, but is {value}.")
 
 
 def _check_word(name: str, value: object, known: tuple[str, str]) -> None:

@@ -15,10 +15,10 @@ from arsm.rl.spaces import categories_of_actions, encode, encoded_shape
 
 def is_parallel(env: Any) -> bool:
     """Whether it has PettingZoo's parallel interface."""
-    return not isinstance(env, gymnasium.Env) and all(
-        hasattr(env, name)
-        for name in ("possible_agents", "reset", "step", "action_space", "observation_space")
-    )
+    parts = ("possible_agents", "reset", "step", "action_space", "observation_space")
+    # the interface in which agents take turns has all of these too
+    turns = hasattr(env, "agent_iter")
+    return not isinstance(env, gymnasium.Env) and not turns and all(hasattr(env, x) for x in parts)
 
 
 class Team(gymnasium.Env[Any, Any]):

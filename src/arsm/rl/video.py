@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from PIL import Image
 
+from arsm.rl.files import written_whole
 from arsm.rl.teams import Team
 
 if TYPE_CHECKING:
@@ -50,9 +51,7 @@ def film(
         # the last frame shows how it ended
         if step % every == 0 or over:
             frames.append(_frame(env))
-    # a film that is half written is never seen under its name
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with written_whole(path) as beside:
         frames[0].save(
             beside,
             path.suffix[1:] or "gif",
@@ -61,9 +60,6 @@ def film(
             duration=60,
             loop=0,
         )
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
     return step
 
 
