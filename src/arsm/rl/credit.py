@@ -4,11 +4,12 @@ both.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -161,43 +162,45 @@ class TrueEpisodes:
 Loss = Callable[[], Tensor] | None
 
 
-class CreditSource(Protocol):
-    """Computes the credit of an iteration, and has parameters of its own that learn."""
+class CreditSource(ABC):
+    """Computes the credit of an iteration, and may have parameters of its own that
+    learn.
+    """
 
-    estimator: Estimator | None
+    estimator: Estimator | None = None
     """Of the branches; None has no rollouts."""
-    cut: int | None
+    cut: int | None = None
     """Maximum steps per rollout; None plays to the end of the episode."""
-    iteration: tuple[int, int]
+    iteration: tuple[int, int] = (1000, 64)
     """About how many true steps an iteration has, and its most episodes, where their
     number is chosen.
     """
-    updates: int
+    updates: int = 1
     """Maximum updates of the policy per iteration."""
-    own_updates: int
+    own_updates: int = 1
     """Updates of its own parameters per iteration."""
-    divergence: float
+    divergence: float = 0.0
     """The mean KL divergence from the policy that played, at which the policy's updates
     end after the first.
     """
-    epsilon: float
+    epsilon: float = 1e-8
     """Of the optimizer."""
 
     def parameters(self) -> list[nn.Parameter]:
         """Parameters that it learns in addition to the policy's."""
-        ...
+        return []
 
     def branching(
         self, batch: TrueEpisodes, budget: int | None, generator: torch.Generator
     ) -> Tensor | None:
         """[T] bool: the steps that branch; None leaves the choice to the budget's walk."""
-        ...
+        return None
 
+    @abstractmethod
     def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         """The estimate of dJ/dlogits [T, K, C], and the loss of its own parameters as
         they are at a call.
         """
-        ...
 
 
 def make_credit(
@@ -219,30 +222,11 @@ def make_credit(
 # ---------------------------------------------------------------- from branches
 
 
-class Single:
-    """One update per iteration, with the steps that the budget's walk chooses."""
-
-    cut: int | None = None
-    iteration: tuple[int, int] = (1000, 64)
-    updates: int = 1
-    own_updates: int = 1
-    divergence: float = 0.0
-    epsilon: float = 1e-8
-
-    def branching(
-        self, batch: TrueEpisodes, budget: int | None, generator: torch.Generator
-    ) -> Tensor | None:
-        return None
-
-
-class Branching(Single):
+class Branching(CreditSource):
     """An estimator on the returns of true episodes and of rollouts to the end."""
 
     def __init__(self, estimator: Estimator) -> None:
-        self.estimator: Estimator | None = estimator
-
-    def parameters(self) -> list[nn.Parameter]:
-        return []
+        self.estimator = estimator
 
     def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         assert self.estimator is not None
@@ -254,7 +238,7 @@ class Branching(Single):
 # ---------------------------------------------------------------- from a learned value
 
 
-class Valued(Single):
+class Valued(CreditSource):
     """The value networks of `Value`, and the gradient from them."""
 
     def __init__(
@@ -274,7 +258,7 @@ class Valued(Single):
         if credit.updates > 1:
             # several updates want more episodes; gradients far below epsilon move the policy at
             # less than the full rate
-            self.iteration: tuple[int, int] = (2000, 128)
+            self.iteration = (2000, 128)
             self.epsilon = 0.001
         # two networks from different starts differ where the data say little
         compared = credit.branch is not None and credit.where == "unsure"
