@@ -478,6 +478,8 @@ def test_refusals() -> None:
             "episodes_an_iteration must be a whole number, but is True",
         ),
         ("gamma", "0.9", "gamma must be a finite number, but is '0.9'"),
+        ("weighted", "no", "weighted must be True or False, but is 'no'"),
+        ("common_random_numbers", 0, "common_random_numbers must be True or False, but is 0"),
         ("seed", -1, r"seed must be a whole number from 0 to 2\^63 - 1, but is -1"),
         ("seed", 2**64, r"seed must be a whole number from 0 to 2\^63 - 1"),
         ("seed", 1.5, r"seed must be a whole number from 0 to 2\^63 - 1, but is 1.5"),

@@ -95,6 +95,10 @@ class Settings(Learning):
         _check_word("optimizer", self.optimizer, ("adam", "rmsprop"))
         _check_word("discounting", self.discounting, ("none", "gamma^t"))
         check_seed(self.seed)
+        for name in ("weighted", "common_random_numbers"):
+            # "no" is true to Python
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, but is {getattr(self, name)!r}.")
 
 
 def _check_widths(hidden: object) -> None:
