@@ -190,6 +190,88 @@ class DefaultArgument(Line):
         return twin
 
 
+def with_a_cell() -> type[Line]:
+    """A class whose instances share a variable of the function that made it."""
+    cell = [0.0]
+
+    class Enclosed(Line):
+        def get(self) -> float:
+            return cell[0]
+
+        def put(self, position: float) -> None:
+            cell[0] = position
+
+    return Enclosed
+
+
+Closure = with_a_cell()
+Closure.__name__ = "Closure"
+
+
+BUFFER = np.zeros(1)
+
+
+class ArrayView(Line):
+    """Every instance has an array of its own, which is a view of one."""
+
+    def __init__(self) -> None:
+        self.place = BUFFER[:]
+
+    def get(self) -> float:
+        return float(self.place[0])
+
+    def put(self, position: float) -> None:
+        self.place[0] = position
+
+
+class SharedObservation(Line):
+    """Every observation of every instance is written into one array."""
+
+    seen_by_all = np.zeros(2)
+
+    def seen(self) -> Any:
+        self.seen_by_all[:] = self.get(), self.time
+        return self.seen_by_all
+
+
+class Handle:
+    """As a C library's handle: its copy is itself."""
+
+    position = 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        return self
+
+
+class OwnHandle(Line):
+    """Every instance has a handle of its own, which copies would share."""
+
+    def __init__(self) -> None:
+        self.handle = Handle()
+
+    def get(self) -> float:
+        return self.handle.position
+
+    def put(self, position: float) -> None:
+        self.handle.position = position
+
+
+class IgnoredSeed(Line):
+    """A reset that draws the start without its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.put(random.random())
+        return self.seen(), {}
+
+
+class UnseededNumPy(Line):
+    """NumPy's global random numbers, which nobody seeds."""
+
+    def bonus(self) -> float:
+        return float(np.random.random())  # noqa: NPY002
+
+
 class Clock(Line):
     """The time of day."""
 

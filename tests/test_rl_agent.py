@@ -26,7 +26,6 @@ from arsm.rl import (
     Settings,
     Value,
 )
-from arsm.rl.progress import LearningProgress, clock
 from tests.test_rl_environments import Walk
 from tests.test_rl_rollouts import Failing
 
@@ -82,12 +81,12 @@ def test_every_method_learns_and_repeats_itself(method: Any) -> None:
 @pytest.mark.parametrize("common", [False, True])
 def test_engines_give_the_same_weights(common: bool) -> None:
     results = []
-    for engine in ("in-process", "pool"):
+    for engine, workers in (("in-process", None), ("pool", 2)):
         agent = one_by_one(
             "CartPole-v1",
             horizon=40,
             engine=engine,
-            workers=2,
+            workers=workers,
             common_random_numbers=common,
             seed=2,
         )
@@ -379,12 +378,10 @@ def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
         (io.StringIO(), True, False),
     ):
         monkeypatch.setattr("sys.stderr", terminal)
-        monkeypatch.setattr("arsm.rl.progress.AFTER", 0.0)
+        monkeypatch.setattr("arsm.progress.PATIENCE", 0.0)
         agent.learn(episodes=2, progress=wanted)
-        assert ("left" in terminal.getvalue()) == shown
-    line = LearningProgress(enabled=True)
-    assert clock(3723.4) == "1:02:03"
-    assert line._written == 0
+        assert ("episode 1, return" in terminal.getvalue()) == shown
+        assert terminal.getvalue().endswith("\r\x1b[K") == shown  # the line is gone in the end
 
 
 def test_an_evaluation_is_a_mean_with_its_error_and_changes_nothing() -> None:
@@ -481,6 +478,8 @@ def test_refusals() -> None:
             "episodes_an_iteration must be a whole number, but is True",
         ),
         ("gamma", "0.9", "gamma must be a finite number, but is '0.9'"),
+        ("weighted", "no", "weighted must be True or False, but is 'no'"),
+        ("common_random_numbers", 0, "common_random_numbers must be True or False, but is 0"),
         ("seed", -1, r"seed must be a whole number from 0 to 2\^63 - 1, but is -1"),
         ("seed", 2**64, r"seed must be a whole number from 0 to 2\^63 - 1"),
         ("seed", 1.5, r"seed must be a whole number from 0 to 2\^63 - 1, but is 1.5"),
@@ -491,16 +490,15 @@ def test_refusals() -> None:
     for words in ("arsm", arsm.ARSM, Value):
         with pytest.raises(TypeError, match="estimator must be an estimator such as"):
             one_by_one("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(
-        ValueError, match="steps must be at least 1, or None for the whole episode, but is 0"
-    ):
-        Value(steps=0)
-    with pytest.raises(ValueError, match="cut must be at least 1, or None for the whole"):
-        Value(cut=0)
     for name, value, message in (
+        ("steps", 0, "steps must be at least 1, but is 0"),
+        ("steps", 2.5, "steps must be a whole number, but is 2.5"),
+        ("cut", 0, "cut must be at least 1, but is 0"),
         ("trace", 1.5, r"trace must lie in \[0, 1\], but is 1.5"),
         ("divergence", -1.0, "divergence must not be negative, but is -1.0"),
+        ("divergence", float("nan"), "divergence must not be negative, but is nan"),
         ("updates", 0, "updates must be at least 1, but is 0"),
+        ("updates", 2.0, "updates must be a whole number, but is 2.0"),
         ("value_updates", 0, "value_updates must be at least 1, but is 0"),
         ("every", 0, "every must be at least 1, but is 0"),
         ("where", "late", 'where must be "unsure" or "random", but is'),
@@ -529,7 +527,12 @@ def test_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=f"horizon must be {message}"):
             one_by_one("CartPole-v1", horizon=horizon)  # pyright: ignore[reportArgumentType]
+    for settings in (Learning(), {"gamma": 0.9}):
+        with pytest.raises(TypeError, match=r"settings must be an arsm\.rl\.Settings, but are a "):
+            PolicyGradient("CartPole-v1", settings=settings)  # pyright: ignore[reportArgumentType]
     agent = one_by_one("CartPole-v1")
+    with pytest.raises(EnvironmentFailure, match="CartPole-v1 gave an observation of nan"):
+        agent.predict(np.full(4, np.nan))
     with pytest.raises(ValueError, match="Say how long to learn: episodes, steps or seconds"):
         agent.learn()
     with pytest.raises(ValueError, match="episodes must be a whole number"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,32 @@ def test_a_bare_number_is_refused() -> None:
         ):
             call(50_000)
     assert agent.episodes == 0
+
+
+def test_options_of_other_libraries_are_refused_with_ours() -> None:
+    agent = small()
+    for call, option, hint in (
+        (agent.learn, "total_timesteps", "its options are episodes, steps, seconds, callback"),
+        (agent.learn, "progress_bar", 'did you mean "progress"?'),
+        (agent.evaluate, "n_eval_episodes", 'did you mean "episodes"?'),
+    ):
+        with pytest.raises(TypeError, match=f'has no option "{option}"; {re.escape(hint)}'):
+            call(**{option: 1000})  # pyright: ignore[reportArgumentType]
+    for wrong in ("evaluate", object(), [3]):
+        with pytest.raises(TypeError, match="callback must be a function of an Iteration, such as"):
+            agent.learn(steps=10, callback=wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_learning(tmp_path: Path) -> None:
+    agent = small()
+    for make in (
+        lambda path: Checkpoint(agent, path, every=100),
+        lambda path: Evaluate(agent, every=100, best=path),
+    ):
+        with pytest.raises(FileNotFoundError, match=r"There is no folder .* make it first"):
+            make(tmp_path / "missing" / "agent.pt")
+        with pytest.raises(IsADirectoryError, match="is a folder; name a file in it"):
+            make(tmp_path)
 
 
 def test_evaluations_are_kept_and_the_best_agent_is_saved(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from arsm.rl import EnvironmentFailure, make_environment
 from arsm.rl.environment import Trail
 from arsm.rl.stepped import Stepped
+from arsm.rl.ways import with_exact_way
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -297,7 +298,7 @@ def test_refusals() -> None:
     with pytest.raises(
         EnvironmentFailure, match="Stuck raised ZeroDivisionError in its close: no way out"
     ):
-        Stepped("Stuck", Stuck, (2,), (2,), np.array(1), 5).tested()
+        with_exact_way(Stepped("Stuck", Stuck, (2,), (2,), np.array(1), 5))
 
 
 def test_an_encoder_makes_vectors_of_images() -> None:

@@ -19,7 +19,7 @@ from arsm.rl.policies import Perceptron
 from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
 from tests import shared_state
-from tests.shared_state import CachedFunction, Line, RareSwitch
+from tests.shared_state import CachedFunction, Line, OwnHandle, RareSwitch
 
 ONE_AT_A_TIME = (
     shared_state.ClassAttribute,
@@ -34,6 +34,9 @@ ONE_AT_A_TIME = (
     shared_state.ServedByThread,
     shared_state.EnvironmentVariable,
     shared_state.SharedWrapper,
+    shared_state.Closure,
+    shared_state.ArrayView,
+    shared_state.SharedObservation,
 )
 REFUSED = (
     shared_state.UnseededGenerator,
@@ -41,6 +44,8 @@ REFUSED = (
     shared_state.Identity,
     shared_state.Curriculum,
     shared_state.Registry,
+    shared_state.IgnoredSeed,
+    shared_state.UnseededNumPy,
 )
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="compares with forked processes")
 
@@ -67,7 +72,7 @@ def played(found: Stepped, lefts: float = 0.0) -> tuple[Perceptron, Tape, list[E
 
 
 @needs_fork
-@pytest.mark.parametrize("kind", [*ONE_AT_A_TIME, Line, CachedFunction])
+@pytest.mark.parametrize("kind", [*ONE_AT_A_TIME, Line, CachedFunction, OwnHandle])
 def test_shared_state_is_played_as_each_instance_gives_alone(kind: Any) -> None:
     found = make_environment(kind)
     assert isinstance(found, Stepped)

@@ -110,6 +110,8 @@ def test_modules_that_cannot_be_policies() -> None:
         ValueError, match=r"must give 2 logits per observation for the actions \[2\], but for 50"
     ):
         PolicyGradient(Light, policy=convolutions(3))
+    with pytest.raises(ValueError, match="but for 50 observations it gave tuple"):
+        PolicyGradient("CartPole-v1", policy=nn.LSTM(4, 2))
     for wrong in (nn.ReLU(), nn.Linear, "mlp"):
         with pytest.raises(TypeError, match=r"policy must be a torch.nn.Module with parameters"):
             PolicyGradient(Light, policy=wrong)  # pyright: ignore[reportArgumentType]
@@ -206,6 +208,42 @@ def test_a_team_is_one_environment() -> None:
     assert rewards[0] < rewards[-1] < 0  # carl has left, and with him his cost
     assert ends == [(False, False)] * 7 + [(False, True)]
     assert (seen[0, 6:] == 0).all()
+
+
+class OneWay(Meeting):
+    """Nobody may go left."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed, options)[0], self.infos()
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert all(action > 0 for action in actions.values())
+        return *super().step(actions)[:4], self.infos()
+
+    def infos(self) -> dict[str, Any]:
+        return {name: {"action_mask": np.array([0, 1, 1])} for name in self.agents}
+
+    def render(self) -> Any:
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+def test_a_video_of_a_team_obeys_its_masks_to_the_end(tmp_path: Path) -> None:
+    agent = PolicyGradient(OneWay, hidden=())
+    *_, bias = agent.network.parameters()
+    bias.data[0] = 9.0
+    assert agent.video(tmp_path / "team.gif", OneWay()) == 8
+
+
+class InTurns(Meeting):
+    """PettingZoo's other interface, in which agents take turns."""
+
+    def agent_iter(self) -> Any:
+        yield from self.possible_agents
+
+
+def test_agents_that_take_turns_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"a PettingZoo ParallelEnv .*, but .* makes a InTurns"):
+        PolicyGradient(InTurns)
 
 
 def test_a_team_predicts_for_each_agent() -> None:

@@ -456,10 +456,14 @@ def test_refusals() -> None:
     environment = make_environment("CartPole-v1", 60)
     with pytest.raises(ValueError, match='There is no engine "gpu"'):
         make_engine("gpu", environment)
-    with pytest.raises(
-        ValueError, match="workers must be at least 1, or None for as many as processors, but is -1"
-    ):
+    with pytest.raises(ValueError, match="workers must be at least 1, but is -1"):
         make_engine("pool", environment, workers=-1)
+    with pytest.raises(ValueError, match='2 workers need the engine "pool" or "ray": "in-process"'):
+        make_engine("in-process", environment, workers=2)
+    with pytest.raises(
+        ValueError, match='The engine "pool" has no address; choose the engine "ray"'
+    ):
+        make_engine("pool", environment, address="localhost:1")
     with pytest.raises(
         ValueError, match=r"<lambda> cannot be sent to worker processes \(.*\); give its name"
     ):

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 import arsm
-from arsm.rl import EnvironmentFailure, PolicyGradient, Value, make_environment, stepped
+from arsm.rl import EnvironmentFailure, PolicyGradient, Value, make_environment, ways
 from arsm.rl.environment import Trail
 from arsm.rl.stepped import Stepped
 from tests.statistics import deviations
@@ -114,18 +114,18 @@ class SavesAllButTheLastAction(Walk):
         return super().step(self.last)
 
 
-@pytest.mark.parametrize(("glances", "fooled"), [(stepped.GLANCES, False), (10_000, True)])
+@pytest.mark.parametrize(("glances", "fooled"), [(ways.GLANCES, False), (10_000, True)])
 def test_state_that_seldom_matters_is_found_missing_by_many_short_branches(
     glances: int, fooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dozen branches to the end of their episodes are not enough: some of these pass."""
-    monkeypatch.setattr(stepped, "GLANCES", glances)
+    monkeypatch.setattr(ways, "GLANCES", glances)
     chances = (0.08, 0.09, 0.1, 0.11, 0.12)
     makes = [partial(SavesAllButTheLastAction, chance) for chance in chances]
     found = [make_environment(make, horizon=200) for make in makes]
-    ways = [each.way for each in found if isinstance(each, Stepped)]
-    assert len(ways) == len(chances)
-    assert ("save_state" in ways) == fooled
+    chosen = [each.way for each in found if isinstance(each, Stepped)]
+    assert len(chosen) == len(chances)
+    assert ("save_state" in chosen) == fooled
 
 
 def pong(**options: Any) -> Stepped:
@@ -153,7 +153,7 @@ def test_every_state_of_a_game_with_sticky_actions_can_be_restored() -> None:
     """
     found = pong(frameskip=1)
     true, other = found.make(), found.make()
-    get_state, set_state = found._pair
+    get_state, set_state = found.pair
     actions = np.random.default_rng(0).integers(found.choices[0], size=140).tolist()
     true.reset(seed=1)
     other.reset(seed=2)

@@ -230,6 +230,43 @@ class PaidNothing(Paid):
     pay = None
 
 
+class MaskSeen(Room):
+    """The mask is a part of the observation, as in PettingZoo's classic games."""
+
+    observation_space = spaces.Dict(
+        {"room": spaces.Discrete(4), "action_mask": spaces.MultiBinary(3)}
+    )
+
+    def seen(self) -> Any:
+        return {"room": self.room, "action_mask": np.array([1, 1, 0], np.int8)}
+
+
+class SeenAndObeyed(MaskSeen):
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": self.seen()["action_mask"]}
+
+
+class LateMask(MaskedRoom):
+    """The mask comes with the first step."""
+
+    def info(self) -> dict[str, Any]:
+        return super().info() if self.time else {}
+
+    def step(self, action: Any) -> Any:
+        return Room.step(self, action)
+
+
+def test_a_mask_that_nothing_would_enforce_is_refused() -> None:
+    with pytest.raises(ValueError, match="MaskSeen has its action mask in its observations, which"):
+        make_environment(MaskSeen)
+    assert make_environment(SeenAndObeyed).masks
+    assert not make_environment(MaskSeen, encoder=lambda seen: [seen["room"]]).masks
+    with pytest.raises(
+        EnvironmentFailure, match=r'LateMask gives info\["action_mask"\] in its step'
+    ):
+        make_environment(LateMask)
+
+
 def test_what_an_environment_may_not_do() -> None:
     wrong = [
         (NoWay, "raised ValueError in its action mask: an action mask allows no action"),

@@ -107,6 +107,8 @@ def test_failures_are_told_by_name() -> None:
         ({"a": "relu"}, 'values of "a" must be a list'),
         ({"a": 3}, 'values of "a" must be a list'),
         ({1: [2, 3]}, "names of variables must be words"),
+        ({"a": ["x", 2, "x"]}, '"a" has a value twice; list every value once'),
+        ({"a": [[1, 2], [1, 2]]}, '"a" has a value twice'),
         ({"b": arsm.When([1, 2], a=1), "a": [1, 2]}, '"b" depends on "a", which must be'),
         ({"a": [1, 2], "b": arsm.When([1, 2], a=3)}, '3 is no value of "a"'),
     ],
@@ -115,6 +117,27 @@ def test_failures_are_told_by_name() -> None:
 def test_wrong_spaces_are_refused(space: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         search(quality, space)
+
+
+def test_a_search_goes_on_in_its_own_space_only() -> None:
+    """Other values of the same number would be credited with what they never gave."""
+    named = {"layers": [2, 4, 8], "act": [torch.nn.ReLU, torch.nn.Tanh]}
+    state = search(lambda s: s["layers"], named, evaluations=3).state
+    assert search(lambda s: s["layers"], named, evaluations=6, state=state).value == 8
+    for other in (
+        {**named, "layers": [2, 4, 16]},
+        {**named, "layers": [8, 4, 2]},
+        {"depth": named["layers"], "act": named["act"]},
+        {"layers": named["layers"], "act": arsm.When(named["act"], layers=8)},
+        {**named, "act": [torch.nn.Tanh, torch.nn.ReLU]},
+    ):
+        with pytest.raises(ValueError, match="state is of a search over other variables or values"):
+            search(lambda s: 0.0, other, evaluations=6, state=state)
+
+
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r'arsm\.Search has no option "evaluatons"; did you mean'):
+        arsm.Search([2], evaluatons=3)  # pyright: ignore[reportCallIssue]
 
 
 def test_a_condition_is_needed() -> None:

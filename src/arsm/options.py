@@ -51,8 +51,8 @@ def positions_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
         return None
-    by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return tuple(each.name for each in parameters if each.kind is by_position)
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in by_position)
 
 
 def too_many_positions(name: str, given: int, first: Sequence[str], known: Sequence[str]) -> str:

@@ -36,6 +36,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from arsm.draws import sample
+from arsm.options import suggests
 from arsm.search import Search
 from arsm.search.space import Point
 from arsm.types import Estimator
@@ -72,6 +73,7 @@ class Sampler(BaseSampler):
         seed: of all randomness; a random one if None.
     """
 
+    @suggests("arsm.optuna.Sampler")
     def __init__(
         self,
         *,

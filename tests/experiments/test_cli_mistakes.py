@@ -40,6 +40,7 @@ MISTAKES = {
     "arsm toy --estimators number.py:Mine": '"number.py:Mine" is no class of estimators.',
     "arsm toy --estimators number.py:Yours": "number.py has no Yours.",
     "arsm control --environment Cartpole-v1": 'did you mean "CartPole-v1"?',
+    "arsm control --workers 4": '4 workers need the engine "pool" or "ray": "in-process" has none',
     "arsm compare --problems nothing": 'There is no problem "nothing"; known are toy-30,',
     "arsm sequences --strategies group:1": "answers per prompt, at least 2, as group:8 does.",
     "arsm sequences --task chain": "--task chain is written in words and needs --model,",

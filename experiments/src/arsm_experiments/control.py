@@ -144,6 +144,7 @@ class Control:
             ) from None
         from arsm.cluster import import_ray
         from arsm.rl import EnvironmentFailure
+        from arsm.rl.rollouts import check_engine_options
 
         # an environment or an encoder may be defined in the working directory
         if os.getcwd() not in sys.path:
@@ -157,6 +158,7 @@ class Control:
         )
         for words in self.methods:
             method(words)
+        check_engine_options(self.engine, self.workers, self.address)
         if self.engine == "ray":
             import_ray()
         try:

@@ -39,23 +39,14 @@ __all__ = [
 
 # these need gymnasium, which settings alone do without
 _LATE = {
-    "Evaluation": "agent",
-    "Iteration": "agent",
-    "PolicyGradient": "agent",
-    "ActionConditioned": "credit",
-    "Value": "credit",
-    "Checkpoint": "callbacks",
-    "Evaluate": "callbacks",
-    "Environment": "environment",
-    "EnvironmentFailure": "environment",
-    "Lanes": "environment",
-    "Trail": "environment",
-    "make_environment": "environments",
-    "WorkerFailure": "rollouts",
-    "make_engine": "rollouts",
+    "agent": ("Evaluation", "Iteration", "PolicyGradient"),
+    "callbacks": ("Checkpoint", "Evaluate"),
+    "credit": ("ActionConditioned", "Value"),
+    "environment": ("Environment", "EnvironmentFailure", "Lanes", "Trail"),
+    "environments": ("make_environment",),
+    "rollouts": ("WorkerFailure", "make_engine"),
 }
-
-
+"""Names by their modules."""
 _GONE = {"Proximal": "Value()", "ActorCritic": "Value.actor_critic()"}
 """Names of 0.2, and what to write instead."""
 
@@ -67,10 +58,11 @@ def __getattr__(name: str) -> Any:
             f"{__name__}.{name}() is {__name__}.{_GONE[name]} since 0.3; docs/migration.md has its "
             "options."
         )
-    if name not in _LATE:
+    place = next((module for module, names in _LATE.items() if name in names), None)
+    if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"{__name__}.{_LATE[name]}")
+        module = importlib.import_module(f"{__name__}.{place}")
     except ModuleNotFoundError as error:
         if error.name not in ("gymnasium", "numpy"):
             raise

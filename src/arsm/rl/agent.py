@@ -15,14 +15,15 @@ import numpy as np
 from torch import nn
 
 from arsm.capabilities import require
+from arsm.options import suggests
+from arsm.progress import Progress
 from arsm.rl import files
-from arsm.rl.callbacks import Callback, TensorBoard, call_all
+from arsm.rl.callbacks import Callback, TensorBoard, call_all, listed_callbacks
 from arsm.rl.credit import ActionConditioned, Credit, Value
-from arsm.rl.environment import Array
+from arsm.rl.environment import Array, check_finite
 from arsm.rl.environments import make_environment
 from arsm.rl.play import EpisodeBranches, play_episodes
 from arsm.rl.policies import Policy, act
-from arsm.rl.progress import LearningProgress
 from arsm.rl.rollouts import make_engine
 from arsm.rl.settings import Settings, changed, check_count, check_seed
 from arsm.rl.snapshots import Snapshot
@@ -36,7 +37,13 @@ TOGETHER = 32
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Returns of a policy that does not learn."""
+    """Returns of a policy that does not learn.
+
+    Attributes:
+        mean: Mean undiscounted return.
+        standard_error: Of the mean; NaN for one episode.
+        returns: Of each episode.
+    """
 
     mean: float
     standard_error: float
@@ -166,6 +173,7 @@ class PolicyGradient(Training):
                 f"An observation must have {world.observations} numbers, but this has "
                 f"{list(seen.shape)}."
             )
+        check_finite(world.name, "an observation", seen)
         # a mask may be given where the environment has none: the caller forbids something
         if not world.masks and mask is None:
             return seen
@@ -174,6 +182,7 @@ class PolicyGradient(Training):
         )
         return np.concatenate([seen, allowed])
 
+    @suggests("PolicyGradient.evaluate")
     def evaluate(
         self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0
     ) -> Evaluation:
@@ -240,6 +249,7 @@ class PolicyGradient(Training):
 
     # ---------------------------------------------------------------- learning
 
+    @suggests("PolicyGradient.learn")
     def learn(
         self,
         limit: object = None,
@@ -267,12 +277,16 @@ class PolicyGradient(Training):
                 terminal and it takes over two seconds.
         """
         _check_named("learn", limit)
-        # a single one need not stand in a list
-        callbacks = [callback] if callable(callback) else list(callback)
+        callbacks = listed_callbacks(callback)
         history = []
-        with LearningProgress(enabled=progress) as line, TensorBoard(tensorboard_log) as board:
+        with Progress(enabled=progress) as line, TensorBoard(tensorboard_log) as board:
+
+            def show(share: float, iteration: Iteration) -> None:
+                mean = sum(iteration.returns) / len(iteration.returns)
+                line(f"episode {iteration.episodes:,}, return {mean:.1f}", share)
+
             for iteration in self.iterations(
-                episodes=episodes, steps=steps, seconds=seconds, report=line.update
+                episodes=episodes, steps=steps, seconds=seconds, report=show
             ):
                 history.append(iteration)
                 numbers, ends = call_all(callbacks, iteration)

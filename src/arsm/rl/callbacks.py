@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from arsm.checks import check_count
+from arsm.rl.files import check_place
 
 if TYPE_CHECKING:
     from arsm.rl.agent import Evaluation, PolicyGradient
@@ -47,6 +48,8 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         self._due = _Due(self.agent, self.every)
+        if self.best is not None:
+            check_place(self.best)
 
     def __call__(self, iteration: Iteration) -> Mapping[str, float] | bool:
         """Evaluate, if it is time."""
@@ -80,6 +83,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         self._due = _Due(self.agent, self.every)
+        check_place(self.path)
 
     def __call__(self, iteration: Iteration) -> None:
         """Save, if it is time."""
@@ -141,6 +145,18 @@ class TensorBoard:
         }
         for name, number in numbers.items():
             self._writer.add_scalar(name, number, iteration.steps)
+
+
+def listed_callbacks(given: object) -> list[Callback]:
+    """Callbacks as a list: a single one need not stand in one."""
+    if callable(given):
+        return [given]
+    if not isinstance(given, Sequence) or not all(map(callable, given)):
+        raise TypeError(
+            "callback must be a function of an Iteration, such as Evaluate(agent, every=1000), or "
+            f"a list of them, but is {given!r}."
+        )
+    return list(given)
 
 
 def call_all(callbacks: Sequence[Callback], iteration: Iteration) -> tuple[dict[str, float], bool]:

@@ -4,11 +4,12 @@ both.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from arsm import policy
 from arsm.categorical import one_hot
+from arsm.checks import check_count
 from arsm.estimators import RELAX
 from arsm.rl.environment import Array
 from arsm.rl.networks import mlp
@@ -82,17 +84,13 @@ class Value:
     def __post_init__(self) -> None:
         if not 0 <= self.trace <= 1:
             raise ValueError(f"trace must lie in [0, 1], but is {self.trace}.")
-        if self.divergence < 0:
+        if not self.divergence >= 0:
             raise ValueError(f"divergence must not be negative, but is {self.divergence}.")
-        for name in ("every", "updates", "value_updates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}.")
-        for name in ("steps", "cut"):
+        for name in ("every", "updates", "value_updates", "steps", "cut"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(
-                    f"{name} must be at least 1, or None for the whole episode, but is {value}."
-                )
+            # None looks, or plays, to the end of the episode
+            if value is not None:
+                check_count(name, value)
         if self.where not in ("unsure", "random"):
             raise ValueError(f'where must be "unsure" or "random", but is {self.where!r}.')
 
@@ -101,6 +99,9 @@ class Value:
 class ActionConditioned:
     """RELAX with a control variate that reads the state and the relaxed action, on the
     true episode's returns.
+
+    Attributes:
+        temperature: Of the relaxed action.
     """
 
     temperature: float = 0.5
@@ -161,43 +162,45 @@ class TrueEpisodes:
 Loss = Callable[[], Tensor] | None
 
 
-class CreditSource(Protocol):
-    """Computes the credit of an iteration, and has parameters of its own that learn."""
+class CreditSource(ABC):
+    """Computes the credit of an iteration, and may have parameters of its own that
+    learn.
+    """
 
-    estimator: Estimator | None
+    estimator: Estimator | None = None
     """Of the branches; None has no rollouts."""
-    cut: int | None
+    cut: int | None = None
     """Maximum steps per rollout; None plays to the end of the episode."""
-    iteration: tuple[int, int]
+    iteration: tuple[int, int] = (1000, 64)
     """About how many true steps an iteration has, and its most episodes, where their
     number is chosen.
     """
-    updates: int
+    updates: int = 1
     """Maximum updates of the policy per iteration."""
-    own_updates: int
+    own_updates: int = 1
     """Updates of its own parameters per iteration."""
-    divergence: float
+    divergence: float = 0.0
     """The mean KL divergence from the policy that played, at which the policy's updates
     end after the first.
     """
-    epsilon: float
+    epsilon: float = 1e-8
     """Of the optimizer."""
 
     def parameters(self) -> list[nn.Parameter]:
         """Parameters that it learns in addition to the policy's."""
-        ...
+        return []
 
     def branching(
         self, batch: TrueEpisodes, budget: int | None, generator: torch.Generator
     ) -> Tensor | None:
         """[T] bool: the steps that branch; None leaves the choice to the budget's walk."""
-        ...
+        return None
 
+    @abstractmethod
     def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         """The estimate of dJ/dlogits [T, K, C], and the loss of its own parameters as
         they are at a call.
         """
-        ...
 
 
 def make_credit(
@@ -219,30 +222,11 @@ def make_credit(
 # ---------------------------------------------------------------- from branches
 
 
-class Single:
-    """One update per iteration, with the steps that the budget's walk chooses."""
-
-    cut: int | None = None
-    iteration: tuple[int, int] = (1000, 64)
-    updates: int = 1
-    own_updates: int = 1
-    divergence: float = 0.0
-    epsilon: float = 1e-8
-
-    def branching(
-        self, batch: TrueEpisodes, budget: int | None, generator: torch.Generator
-    ) -> Tensor | None:
-        return None
-
-
-class Branching(Single):
+class Branching(CreditSource):
     """An estimator on the returns of true episodes and of rollouts to the end."""
 
     def __init__(self, estimator: Estimator) -> None:
-        self.estimator: Estimator | None = estimator
-
-    def parameters(self) -> list[nn.Parameter]:
-        return []
+        self.estimator = estimator
 
     def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         assert self.estimator is not None
@@ -254,7 +238,7 @@ class Branching(Single):
 # ---------------------------------------------------------------- from a learned value
 
 
-class Valued(Single):
+class Valued(CreditSource):
     """The value networks of `Value`, and the gradient from them."""
 
     def __init__(
@@ -274,7 +258,7 @@ class Valued(Single):
         if credit.updates > 1:
             # several updates want more episodes; gradients far below epsilon move the policy at
             # less than the full rate
-            self.iteration: tuple[int, int] = (2000, 128)
+            self.iteration = (2000, 128)
             self.epsilon = 0.001
         # two networks from different starts differ where the data say little
         compared = credit.branch is not None and credit.where == "unsure"

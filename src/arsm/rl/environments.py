@@ -25,6 +25,7 @@ from arsm.rl.snapshots import Env, Snapshot, StickyActions, is_atari, layers
 from arsm.rl.spaces import Encoder, categories_of_actions, encoded_shape
 from arsm.rl.stepped import Stepped
 from arsm.rl.teams import Team, is_parallel
+from arsm.rl.ways import with_exact_way
 
 GROUP = "arsm.environments"
 """The entry points of packages that offer an `Environment` for a name: each a function
@@ -97,12 +98,12 @@ def make_environment(
             horizon=_earliest(horizon, limit),
             space=None if vectors else env.observation_space,
             encoder=encoder,
-            masked_by=_masks(env, info),
+            masked_by=_masks(env, info, name, encoder),
             agents=env.size if isinstance(env, Team) else 1,
             snapshot=snapshot,
             randomness=randomness,
         )
-    return environment.tested()
+    return with_exact_way(environment)
 
 
 def offered(name: str) -> EntryPoint | None:
@@ -267,11 +268,21 @@ def _first(env: Env, name: str) -> tuple[Any, dict[str, Any]]:
     return given
 
 
-def _masks(env: Env, info: dict[str, Any]) -> Literal["info", "method"] | None:
+def _masks(
+    env: Env, info: dict[str, Any], name: str, encoder: Encoder | None
+) -> Literal["info", "method"] | None:
     # Gymnasium's Taxi puts it there; sb3-contrib asks a method
     if "action_mask" in info:
         return "info"
-    return "method" if env.has_wrapper_attr("action_masks") else None
+    if env.has_wrapper_attr("action_masks"):
+        return "method"
+    seen = env.seen_spaces if isinstance(env, Team) else [env.observation_space]
+    if encoder is None and any("action_mask" in getattr(each, "spaces", ()) for each in seen):
+        raise ValueError(
+            f"{name} has its action mask in its observations, which the policy sees but need not "
+            'obey; give it as info["action_mask"] or by a method action_masks().'
+        )
+    return None
 
 
 def _is_vector(space: spaces.Space[Any]) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,29 @@ UNHELD = ("encoder", "snapshot", "policy")
 
 def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
     """Write an agent."""
+    content = {
+        "agent": agent.description(),
+        "arguments": agent.arguments(),
+        "state": agent.state_dict(),
+    }
+    with written_whole(check_place(path)) as beside:
+        torch.save(content, beside)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of this one when it is complete."""
+    # in the same folder, as a file can only be replaced within a disk
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def check_place(path: str | os.PathLike[str]) -> Path:
+    """Refuse a path at which no file can be written."""
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(
@@ -36,18 +61,7 @@ def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
         )
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it, such as agent.pt.")
-    # in the same folder, as a file can only be replaced within a disk
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    content = {
-        "agent": agent.description(),
-        "arguments": agent.arguments(),
-        "state": agent.state_dict(),
-    }
-    try:
-        torch.save(content, beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    return path
 
 
 def load_agent(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:

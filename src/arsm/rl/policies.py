@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from arsm.checks import describe
 from arsm.noise import RESOLUTION
 from arsm.rl.environment import Array
 from arsm.rl.spaces import exists
@@ -129,10 +130,10 @@ class ModulePolicy:
         outputs = self.module(seen)
         size = len(self.choices) * max(self.choices)
         # a wrong size would be reshaped into nonsense
-        if outputs.numel() != len(seen) * size:
+        if not isinstance(outputs, Tensor) or outputs.numel() != len(seen) * size:
             raise ValueError(
                 f"The policy must give {size} logits per observation for the actions "
                 f"{list(self.choices)}, but for {len(seen)} observations it gave "
-                f"{list(outputs.shape)}."
+                f"{describe(outputs)}."
             )
         return outputs.double().reshape(len(seen), len(self.choices), -1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from arsm.checks import check_count
 from arsm.rl.environment import Array, Environment, EnvironmentFailure
 from arsm.rl.play import EpisodeBranches, play_elsewhere, play_rollouts
 from arsm.rl.policies import Policy
@@ -183,22 +183,30 @@ def _work(pipe: Connection, environment: Environment) -> None:
         pipe.send(answer)
 
 
+ENGINES = ("in-process", "pool", "ray")
+
+
+def check_engine_options(name: str, workers: int | None, address: str | None) -> None:
+    """Refuse an engine that does not exist, and options that it would ignore."""
+    if name not in ENGINES:
+        raise ValueError(f'There is no engine "{name}": choose "in-process", "pool" or "ray".')
+    if workers is not None:
+        check_count("workers", workers)
+    if name == "in-process" and workers not in (None, 1):
+        raise ValueError(
+            f'{workers} workers need the engine "pool" or "ray": "in-process" has none.'
+        )
+    if name != "ray" and address is not None:
+        raise ValueError(f'The engine "{name}" has no address; choose the engine "ray".')
+
+
 def make_engine(
     name: str, environment: Environment, workers: int | None = None, address: str | None = None
 ) -> RolloutEngine:
     """An engine by name: "in-process", "pool" or "ray"."""
-    if workers is not None and workers < 1:
-        raise ValueError(
-            f"workers must be at least 1, or None for as many as processors, but is {workers}."
-        )
+    check_engine_options(name, workers, address)
     if name == "ray":
         from arsm.rl.cluster import Ray  # ray is an extra of its own
 
         return Ray(environment, workers, address)
-    kinds: dict[str, Callable[[], RolloutEngine]] = {
-        "in-process": lambda: InProcess(environment),
-        "pool": lambda: Pool(environment, workers),
-    }
-    if name not in kinds:
-        raise ValueError(f'There is no engine "{name}": choose "in-process", "pool" or "ray".')
-    return kinds[name]()
+    return Pool(environment, workers) if name == "pool" else InProcess(environment)

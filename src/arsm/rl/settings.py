@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal
 
-from arsm.checks import check_count, check_seed, is_whole
+from arsm.checks import check_count, check_positive, check_seed, describe, is_whole
 from arsm.options import closest
 
 
@@ -47,30 +47,17 @@ class Learning:
 
 @dataclass(frozen=True)
 class Settings(Learning):
-    """Settings of an agent. The defaults are for a new environment; those of `Learning`
-    are the paper's.
+    """Settings of an agent, with defaults for a new environment. `Learning` explains
+    those that are not listed here.
 
     Attributes:
-        episodes_an_iteration: True episodes per update. 0 chooses 4 to 64 for each
-            iteration, about 1,000 steps if they are as long as the last iteration's, or
-            with `Value` 4 to 128, about 2,000 steps.
-        gamma: Discount factor.
-        reward_scale: Factor of the rewards for learning; reported returns are unscaled.
-            None divides by the standard deviation of the returns of earlier iterations.
-        entropy: Weight of the policy's entropy in the objective, averaged over the
-            actions of a step and summed over steps. It falls with the learning rate.
-        hidden: Widths of the hidden layers of policy and critic, with ReLUs; none makes
-            both linear.
-        weighted: Reweight the steps that the budget keeps by M/|H|, which keeps the
-            gradient unbiased; the paper does not.
-        discounting: Weight step t by gamma^t, as the discounted objective has it, or
-            not, as the paper's algorithm does.
-        common_random_numbers: Let rollouts draw the same noise as the true episode at
-            the same time: unbiased, and usually less noisy.
         budget: S_max: the most rollouts per true episode; None for all.
         decay_over: Let the learning rate and the weight of the entropy fall linearly to
             0 over each call of `learn`, or over this many true episodes; None keeps
             them.
+        learning_rate: Of the policy, and of the credit's own networks.
+        optimizer: "adam" or "rmsprop".
+        seed: Of all randomness.
     """
 
     episodes_an_iteration: int = 0
@@ -96,16 +83,22 @@ class Settings(Learning):
         _check_number("gamma", self.gamma)
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
-        _check_positive("learning_rate", self.learning_rate)
+        _check_number("learning_rate", self.learning_rate)
+        check_positive("learning_rate", self.learning_rate)
         # None leaves the scale to the returns
         if self.reward_scale is not None:
-            _check_positive("reward_scale", self.reward_scale)
+            _check_number("reward_scale", self.reward_scale)
+            check_positive("reward_scale", self.reward_scale)
         _check_number("entropy", self.entropy)
         if not math.isfinite(self.entropy):
             raise ValueError(f"entropy must be a finite number, but is {self.entropy}.")
         _check_word("optimizer", self.optimizer, ("adam", "rmsprop"))
         _check_word("discounting", self.discounting, ("none", "gamma^t"))
         check_seed(self.seed)
+        for name in ("weighted", "common_random_numbers"):
+            # "no" is true to Python
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, but is {getattr(self, name)!r}.")
 
 
 def _check_widths(hidden: object) -> None:
@@ -119,13 +112,6 @@ def _check_number(name: str, value: object) -> None:
     # True is a number to Python, and never meant as one
     if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
         raise ValueError(f"{name} must be a finite number, but is {value!r}.")
-
-
-def _check_positive(name: str, value: float) -> None:
-    """Require a positive and finite number."""
-    _check_number(name, value)
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, but is {value}.")
 
 
 def _check_word(name: str, value: object, known: tuple[str, str]) -> None:
@@ -164,6 +150,8 @@ ARGUMENTS = (
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """The settings with changes by name; an unknown name is refused with the likeliest one."""
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings must be an arsm.rl.Settings, but are a {describe(settings)}.")
     known = [each.name for each in fields(Settings)]
     for name in changes:
         if name in known:

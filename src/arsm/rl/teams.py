@@ -15,10 +15,10 @@ from arsm.rl.spaces import categories_of_actions, encode, encoded_shape
 
 def is_parallel(env: Any) -> bool:
     """Whether it has PettingZoo's parallel interface."""
-    return not isinstance(env, gymnasium.Env) and all(
-        hasattr(env, name)
-        for name in ("possible_agents", "reset", "step", "action_space", "observation_space")
-    )
+    parts = ("possible_agents", "reset", "step", "action_space", "observation_space")
+    # the interface in which agents take turns has all of these too
+    turns = hasattr(env, "agent_iter")
+    return not isinstance(env, gymnasium.Env) and not turns and all(hasattr(env, x) for x in parts)
 
 
 class Team(gymnasium.Env[Any, Any]):
@@ -34,8 +34,8 @@ class Team(gymnasium.Env[Any, Any]):
         self.parallel = parallel
         self.names: list[str] = list(parallel.possible_agents)
         self.size = len(self.names)
-        self._spaces = [parallel.observation_space(name) for name in self.names]
-        shapes = [encoded_shape(space) for space in self._spaces]
+        self.seen_spaces = [parallel.observation_space(name) for name in self.names]
+        shapes = [encoded_shape(space) for space in self.seen_spaces]
         if any(shape is None for shape in shapes):
             raise ValueError(
                 f"{parallel} has observations that have no encoding; encode them in a PettingZoo "
@@ -60,7 +60,7 @@ class Team(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
         seen, infos = self.parallel.reset(seed=seed, options=options)
-        return self.join(seen), self._info(infos)
+        return self.join(seen), self.info(infos)
 
     def step(self, action: Any) -> Any:
         # PettingZoo refuses actions of agents that have left
@@ -77,7 +77,7 @@ class Team(gymnasium.Env[Any, Any]):
             float(sum(rewards.values())),
             ended,
             gone and not ended,
-            self._info(infos),
+            self.info(infos),
         )
 
     def split(self, action: Any) -> dict[str, Any]:
@@ -93,13 +93,13 @@ class Team(gymnasium.Env[Any, Any]):
         """The observations {agent: observation} as one vector."""
         # an agent that has left keeps its place, as zeros
         joined = np.zeros((self.size, self._longest))
-        for row, name, space in zip(joined, self.names, self._spaces, strict=True):
+        for row, name, space in zip(joined, self.names, self.seen_spaces, strict=True):
             if name in seen:
                 vector = encode(space, seen[name])
                 row[: len(vector)] = vector
         return joined.reshape(-1)
 
-    def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
+    def info(self, infos: dict[str, Any]) -> dict[str, Any]:
         """The agents' action masks as one, where they have any; an agent without one
         may do anything.
         """

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from PIL import Image
 
+from arsm.rl.files import written_whole
+from arsm.rl.teams import Team
+
 if TYPE_CHECKING:
     from arsm.rl.agent import PolicyGradient
 
@@ -29,24 +32,26 @@ def film(
         raise ValueError(
             f"A video is a .gif, .webp or .png, but {path.name} ends in {path.suffix}."
         )
+    # a team's environment is shown as it is, not as one agent
+    team = None if isinstance(env, gymnasium.Env) else Team(env)
     seen, info = env.reset(seed=seed)
     frames, step, over = [_frame(env)], 0, False
     while not over and step < agent.environment.horizon:
-        # a team's environment is shown as it is, not as one agent
-        if isinstance(env, gymnasium.Env):
+        if team is None:
             mask = _mask(env, info) if agent.environment.masks else None
             seen, _, terminated, truncated, info = env.step(agent.predict(seen, mask=mask))
             over = bool(terminated or truncated)
         else:
-            seen = env.step(agent.predict(seen))[0]
-            over = not env.agents
+            chosen = agent.predict(seen, mask=team.info(info).get("action_mask"))
+            # PettingZoo refuses actions of agents that have left
+            present = {name: chosen[name] for name in team.parallel.agents}
+            seen, *_, info = team.parallel.step(present)
+            over = not team.parallel.agents
         step += 1
         # the last frame shows how it ended
         if step % every == 0 or over:
             frames.append(_frame(env))
-    # a film that is half written is never seen under its name
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with written_whole(path) as beside:
         frames[0].save(
             beside,
             path.suffix[1:] or "gif",
@@ -55,9 +60,6 @@ def film(
             duration=60,
             loop=0,
         )
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
     return step
 
 

@@ -30,8 +30,8 @@ class Maximum:
             "patience", "callback" or "interrupted"; "" while a `Search` goes on.
         failures: The points at which f failed, as f saw them (a tensor as a list),
             and how.
-        state: Tensors and numbers, for `maximize(..., state=...)` and torch.save;
-            load it with `weights_only=True`.
+        state: For `maximize(..., state=...)` and torch.save; load it with
+            `weights_only=True`.
         described: The best point in words.
     """
 

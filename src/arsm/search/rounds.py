@@ -31,6 +31,7 @@ from torch import Tensor
 from arsm.capabilities import require
 from arsm.checks import check_count, check_seed, check_whole
 from arsm.estimators.rloo import RLOO
+from arsm.options import suggests
 from arsm.question import Distinct, Question, pose
 from arsm.rows import ragged
 from arsm.search.calls import finite_or_failed
@@ -98,6 +99,7 @@ class Search:
     `arsm.maximize` is this loop. All options are those of `maximize`.
     """
 
+    @suggests("arsm.Search")
     def __init__(
         self,
         space: Sequence[int] | Mapping[str, Any],
@@ -138,7 +140,7 @@ class Search:
         self._round: Round | None = None
         self._generator = torch.Generator().manual_seed(seed)
         if state is not None:
-            self.logits = _restore(state, self.known, self.logits, self._generator)
+            self.logits = _restore(state, self.space, self.known, self.logits, self._generator)
         # a state is of the start of a round: one that was interrupted is drawn again, and finds
         # its points in the table
         self._round_state = self._generator.get_state()
@@ -392,6 +394,7 @@ class Search:
             # tensors, numbers and words alone, which torch.load takes with weights_only
             state={
                 "logits": self.logits,
+                "space": self.space.words,
                 "generator": self._round_state,
                 "points": torch.tensor(list(known.index), dtype=torch.int64),
                 "values": torch.tensor(known.values, dtype=torch.float64),
@@ -449,7 +452,7 @@ def _chosen(estimator: Estimator | None, samples: int | None, logits: Tensor) ->
 
 
 def _restore(
-    state: dict[str, Any], known: Known, logits: Tensor, generator: torch.Generator
+    state: dict[str, Any], space: Space, known: Known, logits: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Fill the table and the generator; returns the logits."""
     if not isinstance(state, dict) or "round_start" not in state:
@@ -464,6 +467,12 @@ def _restore(
         raise ValueError(
             f"state is of a search over logits {list(saved.shape)}, but sizes give "
             f"{list(logits.shape)} or other masks."
+        )
+    # earlier versions did not save it
+    if state.get("space", space.words) != space.words:
+        raise ValueError(
+            "state is of a search over other variables or values; give the space that it began "
+            "with."
         )
     errors = {tuple(point): error for point, error in state["failures"]}
     for point, value in zip(_points(state["points"]), state["values"].tolist(), strict=True):

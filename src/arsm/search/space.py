@@ -64,6 +64,19 @@ class Space:
         """Whether any variable depends on another."""
         return any(self.conditions)
 
+    @property
+    def words(self) -> list[list[str]]:
+        """Names, values and conditions of named variables, by which a saved search finds
+        its own space again.
+        """
+        if self.names is None:
+            return []
+        found = []
+        for name, values, needed in zip(self.names, self.values, self.conditions, strict=True):
+            conditions = sorted((j, sorted(known)) for j, known in needed.items())
+            found.append([name, *map(_lasting_word, values), str(conditions)])
+        return found
+
     def active(self, point: Point) -> list[bool]:
         """Whether each variable exists at a point; one whose condition does not exist does not."""
         exists: list[bool] = []
@@ -179,7 +192,18 @@ def _listed(name: str, values: Any) -> list[Any]:
     listed = list(values)
     if not listed:
         raise ValueError(f'"{name}" needs at least one value.')
+    # a point that is told by its values is the first with them: the second would stay unknown
+    if _has_twice(listed):
+        raise ValueError(f'"{name}" has a value twice; list every value once.')
     return listed
+
+
+def _has_twice(values: list[Any]) -> bool:
+    try:
+        # with their types: 1, 1.0 and True are three values
+        return len({(type(value), value) for value in values}) < len(values)
+    except TypeError:  # lists and arrays have no hash
+        return any(place(values, value, "") != i for i, value in enumerate(values))
 
 
 def place(values: list[Any], value: Any, name: str) -> int:
@@ -201,6 +225,14 @@ def _equal(a: Any, b: Any) -> bool:
         return bool(a == b)
     except (ValueError, RuntimeError, TypeError):
         return False
+
+
+def _lasting_word(value: Any) -> str:
+    """A value in a word that is the same in every process."""
+    # the words of most other objects are their addresses
+    if value is None or isinstance(value, int | float | str):
+        return repr(value)
+    return str(getattr(value, "__name__", type(value).__name__))
 
 
 def _word(value: Any) -> str:
