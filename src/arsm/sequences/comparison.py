@@ -372,7 +372,7 @@ def label_of(strategy: Strategy) -> str:
     if isinstance(strategy, Branch):
         words += [
             name
-            for name in ("budget", "keep", "critic", "chance")
+            for name in ("budget", "keep", "critic", "chance", "group", "coin")
             if getattr(strategy, name) is not None
         ]
     return f"{type(strategy).__name__}({', '.join(words)})"

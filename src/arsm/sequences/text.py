@@ -50,12 +50,10 @@ class TextReward:
         """
         self.functions = [functions] if callable(functions) else list(functions)
         self.weights = [1.0] * len(self.functions) if weights is None else list(weights)
-        self.decode, self.eos, self.texts, self.columns = (
-            decode,
-            eos,
-            list(texts),
-            dict(columns or {}),
-        )
+        self.decode = decode
+        self.eos = eos
+        self.texts = list(texts)
+        self.columns = dict(columns or {})
         if len(self.weights) != len(self.functions) or not self.functions:
             raise ValueError(
                 f"{len(self.functions)} functions have {len(self.weights)} weights; give one each."
@@ -70,9 +68,10 @@ class TextReward:
         self._row: dict[tuple[int, ...], int] = {}
         for row, prompt in enumerate(prompts.tolist()):
             first = self._row.setdefault(tuple(prompt), row)
-            if any(values[first] != values[row] for values in self.columns.values()):
+            known = self.texts, *self.columns.values()
+            if any(values[first] != values[row] for values in known):
                 raise ValueError(
-                    f"Prompts {first} and {row} are equal but their columns differ, so a "
+                    f"Prompts {first} and {row} are equal but their texts or columns differ, so a "
                     "completion could not be judged; make the prompts differ or drop one."
                 )
 
@@ -92,10 +91,8 @@ class TextReward:
         if not isinstance(texts[0], str):
             completions = [[{"role": "assistant", "content": text}] for text in completions]
         columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
-        total, judged = (
-            torch.zeros(len(rows), dtype=torch.float64),
-            torch.zeros(len(rows), dtype=torch.bool),
-        )
+        total = torch.zeros(len(rows), dtype=torch.float64)
+        judged = torch.zeros(len(rows), dtype=torch.bool)
         for function, weight in zip(self.functions, self.weights, strict=True):
             name = getattr(function, "__name__", type(function).__name__)
             values = function(prompts=texts, completions=completions, completion_ids=ids, **columns)

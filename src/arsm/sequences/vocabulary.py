@@ -29,7 +29,7 @@ from arsm import policy
 from arsm.checks import check_logits
 from arsm.question import Others, Question, pose
 from arsm.sequences.batch import Batch
-from arsm.sequences.credit import parameters_of
+from arsm.sequences.credit import versions_of
 from arsm.types import Estimator
 
 CELLS = 1 << 20
@@ -398,7 +398,7 @@ class LogitCredit:
     _versions: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_versions", _versions(self.vocabulary.critic))
+        object.__setattr__(self, "_versions", versions_of(self.vocabulary.critic))
 
     def credited(self) -> Tensor:
         """[M, T] bool: the states that may have a credit."""
@@ -417,7 +417,7 @@ class LogitCredit:
         """The gradient [n, V] in the logits [n, V], before temperature, of states row [n]
         and step [n].
         """
-        if _versions(self.vocabulary.critic) != self._versions:
+        if versions_of(self.vocabulary.critic) != self._versions:
             raise RuntimeError(
                 "The critic was changed between sequences.estimate and backward, which computes "
                 "the gradient with it; call backward before the critic learns."
@@ -461,8 +461,3 @@ def _seeded(device: torch.device) -> torch.Generator:
     # from the default generator, so that torch.manual_seed still decides
     seed = int(torch.randint(2**62, (), device=device))
     return torch.Generator(device).manual_seed(seed)
-
-
-def _versions(critic: object) -> list[int]:
-    """The versions of a critic's parameters, as far as they can be known."""
-    return [parameter._version for parameter in parameters_of(critic) or []]
