@@ -231,36 +231,26 @@ class Later:
         total = Total(parameters)
         # one context around all parts: the casts of the weights are kept until it is left
         with (
-            self._as_called(),
+            torch.autocast(*self._autocast),
             limited_by("micro_batch", self.run.micro_batch, "computing the gradient"),
         ):
             for number, part in enumerate(self.parts):
-                whole = self._trunk(part)
+                with torch.enable_grad():
+                    whole = headed(self.run.model, *self.run.read(part))
                 # one walk through the graph is enough: it takes a tenth of a part's time
                 if number == 0 and whole.hidden.requires_grad:
                     total.reached(whole.hidden)
-                self._add_part(whole, part, grad[self.run.prompt[part.rows]], total)
+                weight = grad[self.run.prompt[part.rows]]
+                backward = self._through_head(whole, part, weight, total)
+                if whole.hidden.requires_grad:
+                    total.add(parameters, whole.hidden, backward)
         return total.gradients
-
-    def _as_called(self) -> torch.autocast:
-        """The autocast of the call of `estimate`."""
-        return torch.autocast(*self._autocast)
-
-    def _trunk(self, part: MicroBatch) -> Headed:
-        with torch.enable_grad():
-            return headed(self.run.model, *self.run.read(part))
-
-    def _add_part(self, whole: Headed, part: MicroBatch, weight: Tensor, total: Total) -> None:
-        """One micro-batch, and the weight [m] of its rows' values."""
-        backward = self._through_head(whole, part, weight, total)
-        if whole.hidden.requires_grad:
-            total.add(total.parameters, whole.hidden, backward)
 
     def _through_head(
         self, whole: Headed, part: MicroBatch, weight: Tensor, total: Total
     ) -> Tensor:
-        """The gradient of the hidden states, [m, L, D]; that of the head's parameters
-        is added to the total.
+        """The gradient of a micro-batch's hidden states, [m, L, D], for the weight [m] of its
+        rows' values; that of the head's parameters is added to the total.
         """
         # cut from the trunk's graph, which is walked once when all states have their gradient
         hidden = whole.hidden.detach().flatten(0, 1)
@@ -282,7 +272,6 @@ class Total:
     """Gradients of parameters, added up over parts of a graph."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
-        self.parameters = parameters
         self.gradients: list[Tensor | None] = [None] * len(parameters)
         self._own = [False] * len(parameters)
         """Which of the gradients are sums, and not tensors that autograd gave."""

@@ -31,6 +31,11 @@ class Model(Protocol):
     prompt. A limit on the tokens of prompt and completion together may be stated in an
     attribute `positions`, and the token that pads prompts in `pad_token`: prompts that
     begin with it are then refused without a mask.
+
+    Two more methods save time and memory: `slots(dtype) -> SlotModel`, with copies of
+    its weights in that type, or its own for None, or raising `SlotsRefused`; and
+    `headed(prompts, tokens, mask) -> Headed | None`, the pass of `logits` up to the
+    head, or None if the model cannot be cut there.
     """
 
     def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:
@@ -99,16 +104,6 @@ class SlotModel(Protocol):
 
     def decoding(self) -> AbstractContextManager[object]:
         """Entered around all calls of `fill` and `decode`: brings copies of weights up to date."""
-        ...
-
-
-class OffersSlots(Protocol):
-    """A `Model` that may be decoded in slots."""
-
-    def slots(self, dtype: torch.dtype | None = None) -> SlotModel:
-        """The model for slots, with copies of its weights in `dtype`, or its own;
-        raises `SlotsRefused`.
-        """
         ...
 
 
