@@ -364,16 +364,12 @@ def check_cache(model: Model, prompts: Tensor, mask: Tensor | None) -> None:
     first, token = state.logits, state.logits.argmax(-1)
     stepped = torch.stack([first.clone(), model.step(state, token).logits], 1)
     at_once = one_pass(model, prompts, torch.stack([token, token], 1), mask)
-    _check_difference(
-        (stepped.log_softmax(-1) - at_once.log_softmax(-1)).nan_to_num().abs().max(), at_once.dtype
-    )
-
-
-def _check_difference(largest: Tensor, dtype: torch.dtype) -> None:
-    if not float(largest) <= LARGEST_MISMATCH[dtype.itemsize]:
+    difference = stepped.log_softmax(-1) - at_once.log_softmax(-1)
+    largest = float(difference.nan_to_num().abs().max())
+    if largest > LARGEST_MISMATCH[at_once.dtype.itemsize]:
         raise ValueError(
             "The model's step by step and one-pass logits differ: ln p of a token by "
-            f"{float(largest):.3g}; check its cache, positions and padding, and put it into eval "
+            f"{largest:.3g}; check its cache, positions and padding, and put it into eval "
             "mode if it has dropout."
         )
 

@@ -86,19 +86,25 @@ class TextReward:
         before = (live_tokens(tokens, self.eos) & ~is_end(tokens, self.eos)).sum(-1).tolist()
         ids = [row[:length] for row, length in zip(tokens.tolist(), before, strict=True)]
         completions: list[Any] = list(self.decode(ids))
-        texts = [self.texts[row] for row in rows]
-        # TRL's functions get messages where the prompts are conversations
-        if not isinstance(texts[0], str):
-            completions = [[{"role": "assistant", "content": text}] for text in completions]
         columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
-        total = torch.zeros(len(rows), dtype=torch.float64)
-        judged = torch.zeros(len(rows), dtype=torch.bool)
+        columns["prompts"] = [self.texts[row] for row in rows]
+        # TRL's functions get messages where the prompts are conversations
+        if not isinstance(columns["prompts"][0], str):
+            completions = [[{"role": "assistant", "content": text}] for text in completions]
+        columns |= {"completions": completions, "completion_ids": ids}
+        return self._judged(columns).to(tokens.device)
+
+    def _judged(self, columns: dict[str, list[Any]]) -> Tensor:
+        """The weighted sums [R] of what the functions return."""
+        count = len(columns["completions"])
+        total = torch.zeros(count, dtype=torch.float64)
+        judged = torch.zeros(count, dtype=torch.bool)
         for function, weight in zip(self.functions, self.weights, strict=True):
             name = getattr(function, "__name__", type(function).__name__)
-            values = function(prompts=texts, completions=completions, completion_ids=ids, **columns)
-            if len(values) != len(rows):
+            values = function(**columns)
+            if len(values) != count:
                 raise ValueError(
-                    f"{name} must return {len(rows)} rewards, one per completion, but returned "
+                    f"{name} must return {count} rewards, one per completion, but returned "
                     f"{len(values)}."
                 )
             # a function that abstains adds nothing; somebody must judge, though
@@ -108,7 +114,7 @@ class TextReward:
         if not bool(judged.all()):
             missing = int((~judged).nonzero()[0])
             raise ValueError(
-                f"No function gave a reward for the completion {completions[missing]!r}; at least "
-                "one must."
+                "No function gave a reward for the completion "
+                f"{columns['completions'][missing]!r}; at least one must."
             )
-        return total.to(tokens.device)
+        return total
