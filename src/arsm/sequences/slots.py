@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from arsm.checks import check_count
 from arsm.sequences.ahead import Ahead, PlayedAhead, other_draws
 from arsm.sequences.board import Board, Playing, Rows, Starts, Tally
 from arsm.sequences.decode import Completions, Decoding, Prefixes, check_log_probs, complete
@@ -50,13 +51,13 @@ class _Job:
     """Columns of the prompts."""
     true: Playing
     """The sequences asked for; branches that begin ahead are numbered after them."""
-    ahead: Ahead | None
-    """Takes branches that are played beside it; None where it has none."""
     decoding: Decoding
     draws: int
     """Draws per state."""
     generator: torch.Generator | None
     noise: Noise | None
+    ahead: Ahead | None = None
+    """Takes branches that are played beside it; None where it has none."""
 
     @property
     def playing(self) -> list[Playing]:
@@ -109,8 +110,7 @@ class Slots:
             captured: whether a step is a CUDA graph; by default on a GPU.
         """
         for name, value in {"rows": rows, "look_every": look_every, "known": known}.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, but is {value!r}.")
+            check_count(name, value)
         self.model = model
         self.rows = rows
         self.look_every = look_every
@@ -216,7 +216,6 @@ class Slots:
                 mask=mask,
                 prompt=prompts.shape[1],
                 true=Playing(starts, done, 0),
-                ahead=None,
                 decoding=decoding,
                 draws=1,
                 generator=generator,
@@ -476,7 +475,6 @@ def _sampling(
         mask=mask,
         prompt=prompts.shape[1],
         true=Playing(starts, done, 0),
-        ahead=None,
         decoding=decoding,
         draws=draws,
         generator=generator,
