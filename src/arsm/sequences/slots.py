@@ -199,9 +199,10 @@ class Slots:
 
         # an action that ends its sequence needs no forward
         ends = (index == decoding.max_tokens - 1) | (given & is_end(prefixes.action, decoding.eos))
-        for one in (given & ~ends).nonzero().squeeze(-1).tolist() if decoding.stop else ():
-            length = int(prefixes.step[one]) + 1
-            ends[one] = decoding.stopped(completions.tokens[one : one + 1], length)[0]
+        if decoding.stop is not None:
+            for one in (given & ~ends).nonzero().squeeze(-1).tolist():
+                length = int(prefixes.step[one]) + 1
+                ends[one] = decoding.stopped(completions.tokens[one : one + 1], length)[0]
         going = (~ends).nonzero().squeeze(-1)
         starts = Starts(prefixes.row[going], index[going], token[going], going)
         done = Sampled(
