@@ -184,7 +184,9 @@ def test_dropout_is_named() -> None:
     def run(policy: Transformers, **options: Any) -> None:
         sequences.estimate(Group(2), policy, ragged(6)[0], length, max_tokens=6, **options)
 
-    refused = partial(pytest.raises, ValueError, match=r"drops activations, .* call model.eval\(\)")
+    refused = partial(
+        pytest.raises, ValueError, match=r"drop is active, but .* call model.eval\(\)"
+    )
     with refused():
         run(model)
     module.eval()
@@ -199,7 +201,7 @@ def test_dropout_is_named() -> None:
 
 def test_numbers_are_dropouts_too() -> None:
     module = qwen2(attention_dropout=0.1).train()
-    with pytest.raises(ValueError, match=r"self_attn.attention_dropout drops activations"):
+    with pytest.raises(ValueError, match=r"self_attn.attention_dropout is active"):
         sequences.estimate(Group(2), Transformers(module), ragged(6)[0], length, max_tokens=6)
 
 

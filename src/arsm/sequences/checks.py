@@ -279,8 +279,8 @@ def check_module(model: object) -> None:
     dropout = None if module is None else active_dropout(module)
     if dropout is not None:
         raise ValueError(
-            f"{dropout} drops activations, and would make the model that learns another one than "
-            "the model that samples; call model.eval()."
+            f"{dropout} is active, but sampling and learning must see the same model; call "
+            "model.eval()."
         )
 
 
