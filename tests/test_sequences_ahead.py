@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.sequences import Branch, Decoding, Group, Prefixes, Slots, Strategy, by_likelihood
+from arsm.sequences import Branch, Decoding, Group, Model, Prefixes, Slots, Strategy, by_likelihood
 from arsm.sequences import estimate as run_estimate
 from arsm.sequences.ahead import PlayedAhead
 from arsm.sequences.decode import Completions
@@ -311,3 +311,28 @@ def test_three_branches_per_sequence_need_no_second_round() -> None:
     assert isinstance(slots, Slots)
     assert slots.tally.ahead == played
     assert slots.tally.starts == 32 + played
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(8)), Group(3)], ids=["Branch", "Group"])
+def test_earlier_calls_change_no_tokens(strategy: Strategy) -> None:
+    """Slots that an earlier call needed are not used by a smaller one: a training that is resumed
+    goes on as it would have.
+    """
+    prompts, _ = ragged(30)
+
+    def tokens(model: Model) -> list[Tensor]:
+        out = run_estimate(
+            strategy,
+            model,
+            prompts,
+            reward,
+            max_tokens=9,
+            rows=100,
+            generator=torch.Generator().manual_seed(0),
+        )
+        return [out.tokens, *([] if out.branches is None else [out.branches.tokens])]
+
+    expected = tokens(wrapped(llama))
+    model = wrapped(llama)
+    run_estimate(Group(3), model, prompts.repeat(10, 1), reward, max_tokens=9)
+    torch.testing.assert_close(tokens(model), expected, rtol=0, atol=0)

@@ -76,6 +76,12 @@ def test_variance_and_signal_agree_with_those_of_many_estimates(
     assert deviations(samples, 2 * exact).min() > 1, "the test could not fail"
 
 
+def test_labels_name_the_options() -> None:
+    strategy = Branch(arsm.RLOO(8), group=4, coin=0.5)
+    assert label_of(strategy) == "Branch(RLOO(8), group, coin)"
+    assert label_of(Branch(arsm.RLOO(8), budget=99)) == "Branch(RLOO(8), budget)"
+
+
 def test_a_planted_ranking_is_found() -> None:
     class Louder:
         """The same credit, three times: nine times the variance for the same tokens."""

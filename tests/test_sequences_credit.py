@@ -323,6 +323,45 @@ def test_the_first_clipped_epoch_has_the_gradient_itself(strategy: sequences.Str
     torch.testing.assert_close(found, torch.autograd.grad(by_hand, list(module.parameters())))
 
 
+def test_clipping_begins_before_the_first_step() -> None:
+    module = Bigram()
+    out = estimate(Branch(arsm.RLOO(4)), sequences.Recompute(module))
+    out.value.sum().backward()
+    torch.optim.SGD(module.parameters(), lr=0.1).step()
+    assert out.clipped is not None
+    with pytest.raises(RuntimeError, match="call clipped before the optimiser's step"):
+        out.clipped(0.2)
+
+
+class Forbidding(Bigram):
+    """A model that never gives the last token."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens).masked_fill(torch.arange(V) == V - 1, -torch.inf)
+
+
+def test_a_forbidden_token_of_another_sampler_has_no_gradient() -> None:
+    """Its importance weight is 0, while other draws of its state have credit."""
+    module = Forbidding()
+    completions = torch.full((ROWS, T), 3)
+    completions[0, 2] = V - 1
+    out = estimate(
+        Branch(arsm.RLOO(4)),
+        sequences.Recompute(module),
+        completions=completions,
+        log_probs=torch.full((ROWS, T), -2.0),
+        importance=sequences.Importance(),
+    )
+    assert out.credit is not None
+    assert out.credit.weights[0, 2, 0] == 0
+    assert out.credit.weights[0, 2].any()
+    assert out.clipped is not None
+    again = out.clipped(0.2)()
+    found = gradients(again, module)
+    assert all(bool(x.isfinite().all()) for x in found)
+    torch.testing.assert_close(found, gradients(out.value, module))
+
+
 def test_clipping_needs_single_tokens() -> None:
     out = estimate(Branch(arsm.ARSM()), sequences.Recompute(Bigram()))
     assert out.clipped is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -224,6 +225,44 @@ def test_a_module_that_does_not_return_logits(change: Any, found: str) -> None:
     module = Table(ROWS, 3)
     model = sequences.Recompute(lambda tokens: change(module(tokens)))
     refused(f"it returned {found}; wrap a function that returns the logits", TypeError, model=model)
+
+
+def test_a_reference_that_moves_with_the_model() -> None:
+    module = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 3))
+    model = sequences.Recompute(module)
+    message = r"reference is the model itself.*; give a copy of it"
+    refused(message, model=model, reference=model, kl=0.1)
+    refused(message, model=model, reference=sequences.Recompute(module), kl=0.1)
+
+
+def test_a_number_is_no_importance() -> None:
+    given = {"completions": DONE, "log_probs": torch.zeros(ROWS, 3)}
+    message = r"importance must be one such as Importance\(cap=2.0\), but is a float"
+    assert refused(message, TypeError, importance=2.0, **given).calls == 0
+
+
+@dataclass
+class Fields:
+    """A model that is equal to others with the same fields, so that it has no hash."""
+
+    inner: sequences.Model
+
+    def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:
+        return self.inner.start(prompts)
+
+    def step(self, state: Any, tokens: Tensor) -> Any:
+        return self.inner.step(state, tokens)
+
+    def select(self, state: Any, rows: Tensor) -> Any:
+        return self.inner.select(state, rows)
+
+    def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.inner.logits(prompts, tokens)
+
+
+def test_a_model_without_a_hash() -> None:
+    model = Fields(sequences.Recompute(Table(ROWS, 3)))
+    refused(r"Fields .* write @dataclass\(eq=False\)", TypeError, model=model)
 
 
 def test_an_address_is_no_engine() -> None:

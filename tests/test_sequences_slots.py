@@ -494,7 +494,7 @@ def test_rounding_of_narrow_copies_is_never_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", ["rows", "look_every", "known"])
 def test_numbers_below_one_are_refused(name: str) -> None:
     model = wrapped(llama).slots()
-    with pytest.raises(ValueError, match=f"{name} must be a positive integer, but is 0"):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, but is 0"):
         Slots(model, **{name: 0})  # pyright: ignore[reportArgumentType]
 
 

@@ -76,7 +76,7 @@ def test_what_does_not_fit_into_the_positions_is_refused(model: Transformers) ->
         match=rf"5 tokens and max_tokens = {room + 1} do not fit .* {model.positions} pos",
     ):
         sample(max_tokens=room + 1)
-    reference = copy.copy(model)
+    reference = Transformers(copy.deepcopy(model.model))
     reference.positions = 8
     with pytest.raises(
         ValueError, match="5 tokens and max_tokens = 5 do not fit into the model's 8 positions"
@@ -179,8 +179,62 @@ def test_dropout_is_named() -> None:
     module = gpt2().double().train()
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
-    with pytest.raises(ValueError, match="put it into eval mode if it has dropout"):
+    model = Transformers(module)
+
+    def run(policy: Transformers, **options: Any) -> None:
+        sequences.estimate(Group(2), policy, ragged(6)[0], length, max_tokens=6, **options)
+
+    refused = partial(
+        pytest.raises, ValueError, match=r"drop is active, but .* call model.eval\(\)"
+    )
+    with refused():
+        run(model)
+    module.eval()
+    run(model)
+    # its slots are kept, but not its mode
+    module.train()
+    with refused():
+        run(model)
+    with refused():
+        run(Transformers(copy.deepcopy(module).eval()), reference=model, kl=0.1)
+
+
+def test_numbers_are_dropouts_too() -> None:
+    module = qwen2(attention_dropout=0.1).train()
+    with pytest.raises(ValueError, match=r"self_attn.attention_dropout is active"):
         sequences.estimate(Group(2), Transformers(module), ragged(6)[0], length, max_tokens=6)
+
+
+def test_layers_of_linear_attention() -> None:
+    torch.manual_seed(0)
+    config = transformers.Lfm2Config(
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+    )
+    module = transformers.Lfm2ForCausalLM(config).double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    prompts, mask = ragged(6)
+    with pytest.warns(UserWarning, match="its layers include conv"):
+        out = sequences.estimate(
+            Branch(arsm.RLOO(3)), Transformers(module), prompts, length, max_tokens=6, mask=mask
+        )
+    assert out.branches is not None
+    assert out.branches.row.shape[0] > 6
+    assert float(out.info["mismatch"]) < 1e-9
+    out.value.sum().backward()
+
+
+def test_virtual_tokens_are_refused() -> None:
+    peft = pytest.importorskip("peft", reason="peft is in the extra `trl`")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(TypeError, match=r"PromptTuningConfig puts virtual tokens .* as LoRA\."):
+        Transformers(peft.get_peft_model(qwen2(), config))
 
 
 class Adapted(nn.Module):
@@ -327,6 +381,7 @@ def test_conversations() -> None:
             {"prompts": PROMPTS[[0, 0, 1]], "columns": {"answer": ["x", "y", "z"]}},
             "Prompts 0 and 1 are equal but",
         ),
+        ({"prompts": PROMPTS[[0, 0, 1]]}, "are equal but their texts or columns differ"),
         (
             {"functions": lambda **columns: [1.0]},
             "must return 3 rewards, one per completion, but returned 1",

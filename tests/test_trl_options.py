@@ -91,6 +91,7 @@ ALSO_REFUSED = [
     ("vllm_importance_sampling_mode", "token_truncate"),
     ("vllm_importance_sampling_mode", "token_mask"),
     ("torch_compile", True),
+    ("neftune_noise_alpha", 5.0),
 ]
 """Values of options that otherwise work."""
 

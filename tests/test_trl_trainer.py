@@ -371,6 +371,13 @@ def test_models_that_are_refused(model: Any, message: str) -> None:
         trainer(model=model())
 
 
+def test_a_model_that_shapes_its_generation_is_refused() -> None:
+    model = llama()
+    model.generation_config.suppress_tokens = [3]
+    with pytest.raises(ValueError, match=r"generation_config.suppress_tokens = \[3\], .* to None"):
+        trainer(model=model)
+
+
 def test_a_head_that_is_not_linear_is_refused() -> None:
     made = trainer()
     head = made.model.get_output_embeddings()

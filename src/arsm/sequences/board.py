@@ -116,7 +116,7 @@ class Starts:
     """[R]: what the noise knows them by."""
 
     def some(self, which: Tensor) -> Starts:
-        """Those of the starts."""
+        """The starts `which` [r]."""
         return Starts(self.row[which], self.index[which], self.token[which], self.name[which])
 
 

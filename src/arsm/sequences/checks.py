@@ -15,7 +15,8 @@ from arsm.checks import NotFiniteError, check_count, check_whole, describe
 from arsm.sequences.batch import Strategy
 from arsm.sequences.decode import Completions, Decoding
 from arsm.sequences.ends import Ends, all_ends, is_end, padding
-from arsm.sequences.model import Model, begin, one_pass
+from arsm.sequences.importance import Importance
+from arsm.sequences.model import Model, active_dropout, begin, module_of, one_pass
 from arsm.types import Estimator
 
 Reward = Callable[[Tensor, Tensor], Tensor]
@@ -200,8 +201,8 @@ def check_ends(max_tokens: int, min_tokens: int, eos: Ends, stop: object) -> Non
         )
 
 
-def check_costs(kl: float, reference: Model | None) -> None:
-    """Require a cost together with a model to stay close to."""
+def check_costs(kl: float, reference: Model | None, model: Model) -> None:
+    """Require a cost together with another model to stay close to."""
     if not 0 <= kl < math.inf:
         raise ValueError(f"kl must be a finite number of at least 0, but is {kl}.")
     # one without the other is a mistake that would train without any cost
@@ -210,7 +211,15 @@ def check_costs(kl: float, reference: Model | None) -> None:
             "kl and reference belong together: give both, or neither; "
             + ("reference is missing." if reference is None else "kl is 0.")
         )
-    _check_wrapped(reference)
+    if reference is None:
+        return
+    # another class may read the same module in another way, such as without its adapters
+    same = module_of(reference) is module_of(model) is not None and type(reference) is type(model)
+    if same or reference is model:
+        raise ValueError(
+            "reference is the model itself, which it would always be equal to; give a copy of it, "
+            "such as Transformers(copy.deepcopy(module))."
+        )
 
 
 def check_sizes(rows: int, micro_batch: int) -> None:
@@ -225,6 +234,11 @@ def check_given_options(
     """Require what belongs to given completions to come with them."""
     if log_probs is not None and completions is None:
         raise ValueError("log_probs are those of given completions, but completions is None.")
+    if importance is not None and not isinstance(importance, Importance):
+        raise TypeError(
+            "importance must be one such as Importance(cap=2.0), but is a "
+            f"{type(importance).__name__}."
+        )
     if importance is not None and log_probs is None:
         raise ValueError(
             "importance divides by the sampler's probabilities of given completions; pass "
@@ -248,12 +262,25 @@ def check_engine(engine: object, min_tokens: int, stop: object) -> None:
         )
 
 
-def _check_wrapped(model: object) -> None:
-    """Refuse a plain module."""
+def check_module(model: object) -> None:
+    """Refuse a module that is not wrapped, or does not compute the same twice."""
+    name = type(model).__name__
     if isinstance(model, nn.Module) and not callable(getattr(model, "start", None)):
         raise TypeError(
-            f"{type(model).__name__} has no start, step and select; wrap it: Transformers(model) "
-            "for a causal model of transformers, Recompute(module) for any other."
+            f"{name} has no start, step and select; wrap it: Transformers(model) for a causal "
+            "model of transformers, Recompute(module) for any other."
+        )
+    if model.__hash__ is None:
+        raise TypeError(
+            f"{name} cannot be told apart from models with equal fields; write "
+            "@dataclass(eq=False), or leave __eq__ out."
+        )
+    module = module_of(model)
+    dropout = None if module is None else active_dropout(module)
+    if dropout is not None:
+        raise ValueError(
+            f"{dropout} is active, but sampling and learning must see the same model; call "
+            "model.eval()."
         )
 
 
@@ -281,7 +308,6 @@ def check_kind(strategy: object) -> None:
 
 def first_logits(model: Model, prompts: Tensor, mask: Tensor | None) -> Tensor:
     """Start with one prompt [1, P]; the logits [1, V] of its first token."""
-    _check_wrapped(model)
     try:
         logits = begin(model, prompts, mask).logits
     # an embedding's own message names neither token nor vocabulary
@@ -338,16 +364,12 @@ def check_cache(model: Model, prompts: Tensor, mask: Tensor | None) -> None:
     first, token = state.logits, state.logits.argmax(-1)
     stepped = torch.stack([first.clone(), model.step(state, token).logits], 1)
     at_once = one_pass(model, prompts, torch.stack([token, token], 1), mask)
-    _check_difference(
-        (stepped.log_softmax(-1) - at_once.log_softmax(-1)).nan_to_num().abs().max(), at_once.dtype
-    )
-
-
-def _check_difference(largest: Tensor, dtype: torch.dtype) -> None:
-    if not float(largest) <= LARGEST_MISMATCH[dtype.itemsize]:
+    difference = stepped.log_softmax(-1) - at_once.log_softmax(-1)
+    largest = float(difference.nan_to_num().abs().max())
+    if largest > LARGEST_MISMATCH[at_once.dtype.itemsize]:
         raise ValueError(
             "The model's step by step and one-pass logits differ: ln p of a token by "
-            f"{float(largest):.3g}; check its cache, positions and padding, and put it into eval "
+            f"{largest:.3g}; check its cache, positions and padding, and put it into eval "
             "mode if it has dropout."
         )
 

@@ -317,28 +317,16 @@ def compare(  # noqa: PLR0913  one call, all of its options by name
     measured = []
     with Progress() as progress:
         for position, (label, strategy) in enumerate(named.items()):
-            watched = _Watched(progress, label, position, len(named), repeats)
+            before = position * repeats
+
+            def watched(repeat: int, label: str = label, before: int = before) -> None:
+                words = f"{label}, estimate {repeat + 1} of {repeats}"
+                progress(words, (before + repeat) / (len(named) * repeats))
+
             once = partial(estimate, strategy, model, prompts, reward, **options)
             found = measure(label, strategy, model, once, repeats, prompts.device, watched)
             measured.append(found)
     return Comparison(tuple(sorted(measured, key=lambda row: row.cost)), repeats)
-
-
-@dataclass(frozen=True, eq=False)
-class _Watched:
-    """Tells how far the comparison is."""
-
-    progress: Progress
-    label: str
-    position: int
-    """The number of strategies before this one."""
-    strategies: int
-    repeats: int
-
-    def __call__(self, repeat: int) -> None:
-        words = f"{self.label}, estimate {repeat + 1} of {self.repeats}"
-        done = self.position * self.repeats + repeat
-        self.progress(words, done / (self.strategies * self.repeats))
 
 
 def _named(strategies: Mapping[str, Strategy] | Sequence[Strategy]) -> dict[str, Strategy]:
@@ -372,7 +360,7 @@ def label_of(strategy: Strategy) -> str:
     if isinstance(strategy, Branch):
         words += [
             name
-            for name in ("budget", "keep", "critic", "chance")
+            for name in ("budget", "keep", "critic", "chance", "group", "coin")
             if getattr(strategy, name) is not None
         ]
     return f"{type(strategy).__name__}({', '.join(words)})"

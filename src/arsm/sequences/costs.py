@@ -94,39 +94,35 @@ def with_actions(
     # not drawn, but asked for by an estimator that reads all logits
     missing = (~drawn.any(-1)).nonzero().squeeze(-1)
     if missing.shape[0]:
-        state = row[missing] * sampled.largest.shape[1] + step[missing]
-        states = TrueStates(sampled.largest.shape, logits_of, micro_batch)
-        log_probs = states.log_probs(state, action[missing], temperature)
+        shape = sampled.largest.shape
+        state = row[missing] * shape[1] + step[missing]
+        log_probs = _log_probs(state, action[missing], shape, logits_of, temperature, micro_batch)
         found = found.index_put((missing,), log_probs.to(found.dtype))
     return log_p.index_put((given, step), found.to(log_p.dtype))
 
 
-@dataclass(frozen=True, eq=False)
-class TrueStates:
-    """The states of M true sequences of T tokens."""
-
-    shape: torch.Size
-    """[M, T]."""
-    logits_of: LogitsOf
-    micro_batch: int
-
-    def log_probs(self, state: Tensor, action: Tensor, temperature: float) -> Tensor:
-        """ln p [n] of actions [n] in states [n] of [M T], some of which may be the same."""
-        rows, width = self.shape
-        order = state.argsort(stable=True)
-        ascending = state[order]
-        wanted = torch.zeros(rows * width, dtype=torch.bool, device=state.device)
-        wanted = wanted.index_fill(0, state, True).view(rows, width)
-        found = torch.zeros(state.shape, dtype=torch.float64, device=state.device)
-        for start in range(0, rows, self.micro_batch):
-            some = slice(start, min(start + self.micro_batch, rows))
-            for states, logits in self.logits_of(some, wanted):
-                # both ascend: those of these states are consecutive
-                here = states + start * width
-                first = int(torch.searchsorted(ascending, here[0]))
-                last = int(torch.searchsorted(ascending, here[-1], right=True))
-                place = torch.searchsorted(here, ascending[first:last])
-                members = order[first:last]
-                log_p = log_probabilities(logits, temperature)
-                found[members] = log_p[place, action[members]].double()
-        return found
+def _log_probs(
+    state: Tensor,
+    action: Tensor,
+    shape: torch.Size,
+    logits_of: LogitsOf,
+    temperature: float,
+    micro_batch: int,
+) -> Tensor:
+    """ln p [n] of actions [n] in states [n] of the [M T] of true sequences, some of which may be
+    the same.
+    """
+    rows, width = shape
+    wanted = torch.zeros(rows * width, dtype=torch.bool, device=state.device)
+    wanted = wanted.index_fill(0, state, True).view(rows, width)
+    found = torch.zeros(state.shape, dtype=torch.float64, device=state.device)
+    for start in range(0, rows, micro_batch):
+        some = slice(start, min(start + micro_batch, rows))
+        for states, logits in logits_of(some, wanted):
+            here = states + start * width
+            members = torch.isin(state, here).nonzero().squeeze(-1)
+            # the states of a part ascend
+            place = torch.searchsorted(here, state[members])
+            log_p = log_probabilities(logits, temperature)
+            found[members] = log_p[place, action[members]].double()
+    return found

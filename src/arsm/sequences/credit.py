@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -30,7 +30,7 @@ from arsm.driver import graph_nodes
 from arsm.sequences.batch import TokenCredit, token_log_probs
 from arsm.sequences.heads import Headed, Limit, headed, logits_in_parts
 from arsm.sequences.memory import limited_by
-from arsm.sequences.model import Model, one_pass
+from arsm.sequences.model import Model, module_of, one_pass
 
 Term: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`term(logits [S, V], row [S], step [S]) -> [S]`: a state's part of the surrogate,
@@ -159,12 +159,15 @@ def attach_credit(value: Tensor, run: Pass, term: Term | None = None) -> Tensor:
 
 def parameters_of(model: object) -> list[Tensor] | None:
     """The parameters that the model's logits may depend on; None if they cannot be known."""
-    inner = getattr(model, "module", getattr(model, "model", model))
-    # a model that is a module itself, or one that wraps a module
-    for each in (model, inner):
-        if isinstance(each, nn.Module):
-            return [parameter for parameter in each.parameters() if parameter.requires_grad]
-    return None
+    module = module_of(model)
+    if module is None:
+        return None
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def versions_of(model: object) -> list[int]:
+    """Numbers that change whenever its parameters do."""
+    return [parameter._version for parameter in parameters_of(model) or []]
 
 
 def _with_graph(later: Later, value: Tensor) -> Tensor:
@@ -205,7 +208,7 @@ class Later:
         self.parts = run.parts()
         self.parameters = parameters_of(run.model)
         # the pass runs in backward: by then an optimiser may have changed what it reads
-        self.versions = [parameter._version for parameter in self.parameters or []]
+        self.versions = versions_of(run.model)
         # backward runs outside of the caller's autocast, which the forward must have
         device = run.prompt.device.type
         self._autocast = (
@@ -217,7 +220,7 @@ class Later:
     def gradients(self, grad: Tensor) -> list[Tensor | None]:
         """sum_n grad_n d value_n / d parameter, for grad [N]."""
         parameters = self.parameters or []
-        if [parameter._version for parameter in parameters] != self.versions:
+        if versions_of(self.run.model) != self.versions:
             raise RuntimeError(
                 "The model's parameters were changed between sequences.estimate and backward, "
                 "which computes the gradient with them; call backward before the optimiser's step."
@@ -228,36 +231,26 @@ class Later:
         total = Total(parameters)
         # one context around all parts: the casts of the weights are kept until it is left
         with (
-            self._as_called(),
+            torch.autocast(*self._autocast),
             limited_by("micro_batch", self.run.micro_batch, "computing the gradient"),
         ):
             for number, part in enumerate(self.parts):
-                whole = self._trunk(part)
+                with torch.enable_grad():
+                    whole = headed(self.run.model, *self.run.read(part))
                 # one walk through the graph is enough: it takes a tenth of a part's time
                 if number == 0 and whole.hidden.requires_grad:
                     total.reached(whole.hidden)
-                self._add_part(whole, part, grad[self.run.prompt[part.rows]], total)
+                weight = grad[self.run.prompt[part.rows]]
+                backward = self._through_head(whole, part, weight, total)
+                if whole.hidden.requires_grad:
+                    total.add(parameters, whole.hidden, backward)
         return total.gradients
-
-    def _as_called(self) -> torch.autocast:
-        """The autocast of the call of `estimate`."""
-        return torch.autocast(*self._autocast)
-
-    def _trunk(self, part: MicroBatch) -> Headed:
-        with torch.enable_grad():
-            return headed(self.run.model, *self.run.read(part))
-
-    def _add_part(self, whole: Headed, part: MicroBatch, weight: Tensor, total: Total) -> None:
-        """One micro-batch, and the weight [m] of its rows' values."""
-        backward = self._through_head(whole, part, weight, total)
-        if whole.hidden.requires_grad:
-            total.add(total.parameters, whole.hidden, backward)
 
     def _through_head(
         self, whole: Headed, part: MicroBatch, weight: Tensor, total: Total
     ) -> Tensor:
-        """The gradient of the hidden states, [m, L, D]; that of the head's parameters
-        is added to the total.
+        """The gradient of a micro-batch's hidden states, [m, L, D], for the weight [m] of its
+        rows' values; that of the head's parameters is added to the total.
         """
         # cut from the trunk's graph, which is walked once when all states have their gradient
         hidden = whole.hidden.detach().flatten(0, 1)
@@ -279,7 +272,6 @@ class Total:
     """Gradients of parameters, added up over parts of a graph."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
-        self.parameters = parameters
         self.gradients: list[Tensor | None] = [None] * len(parameters)
         self._own = [False] * len(parameters)
         """Which of the gradients are sums, and not tensors that autograd gave."""
@@ -345,7 +337,9 @@ class _Deferred(torch.autograd.Function):
         return None, None, *ctx.later.gradients(grads[0])
 
 
-def clipped_epochs(value: Tensor, run: Pass, clip: float) -> Callable[[], Tensor]:
+def clipped_epochs(
+    value: Tensor, run: Pass, versions: list[int], clip: float
+) -> Callable[[], Tensor]:
     """Further epochs over the same credit: PPO's surrogate with ratios to the probabilities of now.
 
         sum_i min(r_i w_i, clamp(r_i, 1 - clip, 1 + clip) w_i),    r_i = p(token_i) / p_now(token_i)
@@ -360,6 +354,11 @@ def clipped_epochs(value: Tensor, run: Pass, clip: float) -> Callable[[], Tensor
         )
     if not 0 < clip < 1:
         raise ValueError(f"clip must lie in (0, 1), but is {clip}.")
+    if versions_of(run.model) != versions:
+        raise RuntimeError(
+            "The model's parameters were changed since sequences.estimate, so the ratios would not "
+            "begin at 1; call clipped before the optimiser's step."
+        )
     tokens, weights = run.credit.tokens, run.credit.weights
     # ln p before the first optimiser step: the denominators of all later ratios
     now = torch.zeros_like(weights)
@@ -373,8 +372,10 @@ def clipped_epochs(value: Tensor, run: Pass, clip: float) -> Callable[[], Tensor
 
     def term(logits: Tensor, row: Tensor, step: Tensor) -> Tensor:
         log_probs = token_log_probs(logits, tokens[row, step], run.temperature)
-        ratio = (log_probs - now[row, step].to(log_probs.dtype)).exp()
         weight = weights[row, step]
+        # a draw without weight may be forbidden, and -inf - -inf is NaN
+        change = (log_probs - now[row, step].to(log_probs.dtype)).masked_fill(weight == 0, 0)
+        ratio = change.exp()
         # the smaller of both: a step gains nothing by moving further than the clip
         return torch.minimum(ratio * weight, ratio.clamp(1 - clip, 1 + clip) * weight).sum(-1)
 

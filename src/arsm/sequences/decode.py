@@ -100,7 +100,7 @@ class Prefixes:
     known: Tensor
 
     def some(self, which: Tensor) -> Prefixes:
-        """Those of the prefixes."""
+        """The prefixes `which` [r]."""
         return Prefixes(self.row[which], self.step[which], self.action[which], self.known)
 
     @staticmethod

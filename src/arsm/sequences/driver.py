@@ -40,6 +40,7 @@ from arsm.sequences.checks import (
     check_given_options,
     check_kind,
     check_length,
+    check_module,
     check_padding,
     check_prompts,
     check_reward,
@@ -51,7 +52,13 @@ from arsm.sequences.checks import (
     given_log_probs,
 )
 from arsm.sequences.costs import Costs, with_actions
-from arsm.sequences.credit import Pass, attach_credit, clipped_epochs, parameters_of
+from arsm.sequences.credit import (
+    Pass,
+    attach_credit,
+    clipped_epochs,
+    parameters_of,
+    versions_of,
+)
 from arsm.sequences.decode import Decoding, Prefixes
 from arsm.sequences.draws import Sampled
 from arsm.sequences.ends import Ends, Stop
@@ -137,7 +144,7 @@ def estimate(  # noqa: PLR0913  one call, all of its options by name
     check_reward(reward)
     check_ends(max_tokens, min_tokens, eos, stop)
     check_temperature(temperature)
-    check_costs(kl, reference)
+    check_costs(kl, reference, model)
     check_sizes(rows, micro_batch)
     check_given_options(completions, log_probs, importance)
     check_engine(engine, min_tokens, stop)
@@ -185,6 +192,7 @@ def _trial(
     """
     check_padding(model, prompts, mask)
     for each in (model, reference):
+        check_module(each)
         check_length(each, prompts, mask, max_tokens)
     if completions is None and engine is None:
         return _remembered_logits(model, prompts, mask)
@@ -454,7 +462,7 @@ class _Call:
             credit=replace(credit, branches=None),
             branches=credit.branches,
             info=info,
-            clipped=partial(clipped_epochs, value, run),
+            clipped=partial(clipped_epochs, value, run, versions_of(self.model)),
         )
 
     def credited(self, tokens: Tensor, row: Tensor, credit: TokenCredit) -> Pass:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete
-from arsm.sequences.ends import Ends, all_ends
+from arsm.sequences.ends import Ends, all_ends, is_end
 from arsm.sequences.model import Model
 
 
@@ -65,6 +65,18 @@ class Part:
         """Complete it with this model."""
         generator = torch.Generator(self.prompts.device).manual_seed(self.seed)
         return complete(model, self.prompts, self.mask, self.prefixes, self.decoding, generator)
+
+    def texts(self, which: Tensor, length: Tensor, tokens: Tensor) -> list[list[int]]:
+        """The prompts of some prefixes [n], without padding, and the first `length` [r] of their
+        tokens [r, T].
+        """
+        found = []
+        for row in which.tolist():
+            prompt = self.prompts[self.prefixes.row[row]]
+            if self.mask is not None:
+                prompt = prompt[self.mask[self.prefixes.row[row]]]
+            found.append([*prompt.tolist(), *tokens[row, : int(length[row])].tolist()])
+        return found
 
     def to(self, device: torch.device | str) -> Part:
         """A copy on another device."""
@@ -185,46 +197,32 @@ class Server:
         )
 
     def _play(self, part: Part, version: str) -> Completions:
-        done, eos = Completions.empty(part.prefixes, part.decoding), part.decoding.eos
-        asked: list[tuple[int, int]] = []  # row, and the place of the first token to draw
-        texts = []
-        for number, (row, step, action) in enumerate(
-            zip(
-                part.prefixes.row.tolist(),
-                part.prefixes.step.tolist(),
-                part.prefixes.action.tolist(),
-                strict=True,
-            )
-        ):
-            # a given action is text to the server, like the tokens before it
-            if action >= 0:
-                done.tokens[number, step] = action
-                step += 1
-            if step < part.decoding.max_tokens and action not in all_ends(eos):
-                prompt = (
-                    part.prompts[row] if part.mask is None else part.prompts[row][part.mask[row]]
-                )
-                texts.append([*prompt.tolist(), *done.tokens[number, :step].tolist()])
-                asked.append((number, step))
-        if not asked:
+        decoding, prefixes = part.decoding, part.prefixes
+        done = Completions.empty(prefixes, decoding)
+        # a given action is text to the server, like the tokens before it
+        given = prefixes.action >= 0
+        length = prefixes.step + given.long()
+        done.tokens[given, prefixes.step[given]] = prefixes.action[given]
+
+        over = given & is_end(prefixes.action, decoding.eos)
+        going = (~over & (length < decoding.max_tokens)).nonzero().squeeze(-1)
+        if not going.shape[0]:
             return done
-        wanted = [part.decoding.max_tokens - step for _, step in asked]
+        starts = length[going].tolist()
+        wanted = [decoding.max_tokens - start for start in starts]
         request = {
             "version": version,
-            "prefixes": texts,
+            "prefixes": part.texts(going, length, done.tokens),
             "max_tokens": wanted,
-            "eos": list(eos) if isinstance(eos, tuple) else eos,
-            "temperature": part.decoding.temperature,
+            "eos": list(decoding.eos) if isinstance(decoding.eos, tuple) else decoding.eos,
+            "temperature": decoding.temperature,
             "seed": part.seed,
         }
-        answer = self._ask(request)
-        for (number, step), tokens, log_probs in zip(
-            asked, *self._checked(answer, wanted, eos), strict=True
-        ):
-            done.tokens[number, step : step + len(tokens)] = torch.tensor(tokens)
-            done.log_probs[number, step : step + len(tokens)] = torch.tensor(
-                log_probs, dtype=torch.float64
-            )
+        found = self._checked(self._ask(request), wanted, decoding.eos)
+        for row, start, tokens, log_probs in zip(going.tolist(), starts, *found, strict=True):
+            drawn = slice(start, start + len(tokens))
+            done.tokens[row, drawn] = torch.tensor(tokens)
+            done.log_probs[row, drawn] = torch.tensor(log_probs, dtype=torch.float64)
         return done
 
     def _ask(self, request: dict[str, Any]) -> Any:

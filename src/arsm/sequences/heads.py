@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,14 +40,6 @@ class Headed:
         return states.split(max(1, CELLS // self.vocabulary))
 
 
-class OffersHead(Protocol):
-    """A `Model` whose head can be applied to some states at a time."""
-
-    def headed(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Headed | None:
-        """The pass of `Model.logits` up to the head; None if the model cannot be cut there."""
-        ...
-
-
 def headed(model: Model, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> Headed:
     """The pass up to the head. A model that offers none passes for one whose hidden
     states are its logits.
@@ -64,7 +56,7 @@ def headed(model: Model, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -
             f"model.logits must return [{tokens.shape[0]}, {tokens.shape[1]}, V], but returned "
             f"{list(logits.shape)}; entry [:, t] holds the logits that token t is drawn from."
         )
-    return Headed(logits, _unchanged, logits.shape[-1])
+    return Headed(logits, lambda logits: logits, logits.shape[-1])
 
 
 @torch.no_grad()
@@ -99,7 +91,3 @@ def logits_in_parts(
     hidden = whole.hidden.flatten(0, 1)
     for some in whole.parts(states):
         yield some, limit(whole.head(hidden[some]), some % tokens.shape[1])
-
-
-def _unchanged(logits: Tensor) -> Tensor:
-    return logits

@@ -59,21 +59,28 @@ def check_sampler(
                 gaps.append((sampler.double() - own.double()).abs())
             if elsewhere and not corrected and fit.tokens < FIT_TOKENS:
                 fit.add(logits, drawn, sampler)
-    if elsewhere and (closest := fit.alarm()) is not None:
-        raise ValueError(
-            f"The completions are not samples of this model: {closest} explains them better than "
-            f"its own probabilities at temperature {temperature:g}; sample with its weights, this "
-            "temperature, and without top-k or top-p, which bias the gradient; or correct them "
-            "with importance=Importance(), given the sampler's log_probs."
-        )
+    if elsewhere:
+        _check_fit(fit)
     gap = torch.cat(gaps) if gaps else tokens.new_zeros(0, dtype=torch.float64)
     count = gap.shape[0]
     mean = float(gap.mean())  # NaN where nothing is reported
     if not elsewhere and count and not mean <= LARGEST_MEAN[dtype.itemsize]:
         raise ValueError(
-            f"The model's step by step and one-pass logits differ: ln p of a token by {mean:.3g} "
-            "on average; check its cache, positions and padding, and put it into eval mode if it "
-            "has dropout."
+            "The model's step by step and one-pass logits differ: ln p of a token by "
+            f"{mean:.3g} on average; check its cache, positions and padding, and put it into eval "
+            "mode if it has dropout."
         )
     largest = float(gap.max()) if count else mean
     return {"mismatch": torch.tensor(largest), "mean_mismatch": torch.tensor(mean)}
+
+
+def _check_fit(fit: Fit) -> None:
+    """Refuse tokens that another sampler explains better than the model."""
+    closest = fit.alarm()
+    if closest is not None:
+        raise ValueError(
+            f"The completions are not samples of this model: {closest} explains them better than "
+            f"its own probabilities at temperature {fit.temperature:g}; sample with its weights, "
+            "this temperature, and without top-k or top-p, which bias the gradient; or correct "
+            "them with importance=Importance(), given the sampler's log_probs."
+        )

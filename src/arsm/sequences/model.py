@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arsm.checks import describe
@@ -31,6 +31,11 @@ class Model(Protocol):
     prompt. A limit on the tokens of prompt and completion together may be stated in an
     attribute `positions`, and the token that pads prompts in `pad_token`: prompts that
     begin with it are then refused without a mask.
+
+    Two more methods save time and memory: `slots(dtype) -> SlotModel`, with copies of
+    its weights in that type, or its own for None, or raising `SlotsRefused`; and
+    `headed(prompts, tokens, mask) -> Headed | None`, the pass of `logits` up to the
+    head, or None if the model cannot be cut there.
     """
 
     def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:
@@ -102,16 +107,6 @@ class SlotModel(Protocol):
         ...
 
 
-class OffersSlots(Protocol):
-    """A `Model` that may be decoded in slots."""
-
-    def slots(self, dtype: torch.dtype | None = None) -> SlotModel:
-        """The model for slots, with copies of its weights in `dtype`, or its own;
-        raises `SlotsRefused`.
-        """
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class TokenState:
     """The state of `Recompute`: no cache, only the tokens."""
@@ -177,6 +172,29 @@ def refuse_parallel(module: object) -> None:
             "The model is wrapped in DistributedDataParallel, which cannot be decoded with; pass "
             "model.module, and average the gradients over the processes after backward."
         )
+
+
+def module_of(model: object) -> nn.Module | None:
+    """The module that a model is, or wraps; None if it cannot be known."""
+    wrapped = getattr(model, "module", getattr(model, "model", None))
+    for each in (model, wrapped):
+        if isinstance(each, nn.Module):
+            return each
+    return None
+
+
+def active_dropout(module: nn.Module) -> str | None:
+    """The name of a dropout that changes what the module computes; None without any."""
+    for name, each in module.named_modules():
+        if not each.training:
+            continue
+        if isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0:
+            return name
+        # attention often takes its dropout as a number
+        for attribute, value in vars(each).items():
+            if "dropout" in attribute and isinstance(value, float) and value > 0:
+                return f"{name}.{attribute}"
+    return None
 
 
 def _pad_behind(prompts: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -79,8 +79,8 @@ class TokenSampler:
         self, prompts: Tensor, mask: Tensor | None, row: Tensor, draws: int, ahead: bool
     ) -> tuple[Sampled, Tensor, PlayedAhead | None]:
         # branches play beside their sequences: in slots of their own, if possible
-        decoder = self.slots((1 + AHEAD if ahead else 1) * row.shape[0])
-        options = prompts, mask, row, self.decoding, draws, self.generator
+        decoder, decoding = self._chosen((1 + AHEAD if ahead else 1) * row.shape[0])
+        options = prompts, mask, row, decoding, draws, self.generator
         if ahead and isinstance(decoder, Slots):
             sampled, played = decoder.sample_ahead(*options)
             return sampled, sampled.log_probs[..., 0], played
@@ -121,8 +121,8 @@ class TokenSampler:
         if self.engine is not None:
             return self._by_engine(prompts, mask, prefixes)
         with self._limited("playing branches"):
-            slots = self.slots(prefixes.row.shape[0])
-            return slots.complete(prompts, mask, prefixes, self.decoding, self.generator)
+            decoder, decoding = self._chosen(prefixes.row.shape[0])
+            return decoder.complete(prompts, mask, prefixes, decoding, self.generator)
 
     @contextmanager
     def _limited(self, doing: str) -> Iterator[None]:
@@ -142,12 +142,24 @@ class TokenSampler:
     def slots(self, count: int) -> Slots | Waves:
         """The fewest slots that are there and hold so many sequences, or new ones."""
         made = DECODERS.setdefault(self.model, {})
-        # no more slots than there are sequences, by powers of 2, so that few sizes are ever made
-        power = 1 << (count - 1).bit_length() if count else 1
-        rows = min(self.decoding.rows, max(LEAST_SLOTS, power))
+        rows = self._rows(count)
         # larger slots serve as well: a call uses no more of them than it needs
         large = [size for dtype, size in made if dtype == self.dtype and size >= rows]
         key = (self.dtype, min(large, default=rows))
         if key not in made:
             made[key] = decoder(self.model, rows, dtype=self.dtype)
         return made[key]
+
+    def _chosen(self, count: int) -> tuple[Slots | Waves, Decoding]:
+        """Slots for so many sequences, and how they decode."""
+        found = self.slots(count)
+        if isinstance(found, Waves):
+            return found, self.decoding
+        # A step draws noise for all of its rows: a seed would give other tokens in the larger slots
+        # of an earlier call.
+        return found, replace(self.decoding, rows=self._rows(count))
+
+    def _rows(self, count: int) -> int:
+        """No more slots than sequences, by powers of 2, so that few sizes are ever made."""
+        power = 1 << (count - 1).bit_length() if count else 1
+        return min(self.decoding.rows, max(LEAST_SLOTS, power))

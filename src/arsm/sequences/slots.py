@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from arsm.checks import check_count
 from arsm.sequences.ahead import Ahead, PlayedAhead, other_draws
 from arsm.sequences.board import Board, Playing, Rows, Starts, Tally
 from arsm.sequences.decode import Completions, Decoding, Prefixes, check_log_probs, complete
@@ -50,13 +51,13 @@ class _Job:
     """Columns of the prompts."""
     true: Playing
     """The sequences asked for; branches that begin ahead are numbered after them."""
-    ahead: Ahead | None
-    """Takes branches that are played beside it; None where it has none."""
     decoding: Decoding
     draws: int
     """Draws per state."""
     generator: torch.Generator | None
     noise: Noise | None
+    ahead: Ahead | None = None
+    """Takes branches that are played beside it; None where it has none."""
 
     @property
     def playing(self) -> list[Playing]:
@@ -101,15 +102,15 @@ class Slots:
 
         Args:
             model: the model, such as `Transformers(...).slots()`.
-            rows: S, the most rows per step.
+            rows: S, the most rows per step; a call whose decoding has fewer uses no
+                more.
             look_every: steps between two looks at which rows have ended: every look
                 waits for the device.
             known: most known sequences whose caches are held beside those of the slots.
             captured: whether a step is a CUDA graph; by default on a GPU.
         """
         for name, value in {"rows": rows, "look_every": look_every, "known": known}.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, but is {value!r}.")
+            check_count(name, value)
         self.model = model
         self.rows = rows
         self.look_every = look_every
@@ -198,9 +199,10 @@ class Slots:
 
         # an action that ends its sequence needs no forward
         ends = (index == decoding.max_tokens - 1) | (given & is_end(prefixes.action, decoding.eos))
-        for one in (given & ~ends).nonzero().squeeze(-1).tolist() if decoding.stop else ():
-            length = int(prefixes.step[one]) + 1
-            ends[one] = decoding.stopped(completions.tokens[one : one + 1], length)[0]
+        if decoding.stop is not None:
+            for one in (given & ~ends).nonzero().squeeze(-1).tolist():
+                length = int(prefixes.step[one]) + 1
+                ends[one] = decoding.stopped(completions.tokens[one : one + 1], length)[0]
         going = (~ends).nonzero().squeeze(-1)
         starts = Starts(prefixes.row[going], index[going], token[going], going)
         done = Sampled(
@@ -215,7 +217,6 @@ class Slots:
                 mask=mask,
                 prompt=prompts.shape[1],
                 true=Playing(starts, done, 0),
-                ahead=None,
                 decoding=decoding,
                 draws=1,
                 generator=generator,
@@ -281,7 +282,8 @@ class Slots:
     def _group(self, board: Board, queue: Tensor, job: _Job, source: _Source) -> None:
         """Play a queue of starts to the end, and the branches that begin meanwhile."""
         # no more rows than there are sequences: idle rows are computed too
-        size = self._fitting(queue.shape[0])
+        limit = self._limit(job)
+        size = self._fitting(queue.shape[0], limit)
         playing = min(size, queue.shape[0])
         every = torch.arange(playing, device=queue.device)
         self._refill(board, job, source, every, queue[:playing])
@@ -292,7 +294,7 @@ class Slots:
             rows, before = self._run_steps(board, job, size, most)
             # the true sequences go first: branches take slots that nobody waits for
             branches = None
-            if job.ahead is not None and not queue.shape[0] and playing < self.rows:
+            if job.ahead is not None and not queue.shape[0] and playing < limit:
                 branches = other_draws(rows, before, job.true, job.decoding)
             ended = (rows.ended & (rows.owner >= 0)).nonzero().squeeze(-1)
             if ended.shape[0]:
@@ -310,7 +312,7 @@ class Slots:
             most = self.look_every
             if not queue.shape[0] and playing:
                 # nobody waits any more: fewer rows hold those that still play
-                size = self._shrunk(board, size, playing)
+                size = self._shrunk(board, size, self._fitting(playing, limit))
                 most = max(1, min(most, _longest(board.rows.up_to(size))))
 
     def _branch(
@@ -322,7 +324,8 @@ class Slots:
         """
         assert job.ahead is not None
         rows = board.rows
-        free = rows.owner < 0
+        limit = self._limit(job)
+        free = rows.owner[:limit] < 0
         # a slot that is copied from must not be overwritten by the same copy
         free[slot] = False
         target = free.nonzero().squeeze(-1)[: slot.shape[0]]
@@ -338,7 +341,7 @@ class Slots:
         owner = job.ahead.add(starts, rows.tokens[slot, :width, 0], job.decoding)
         self._begin(board, job, target, starts, owner)
         self.tally.ahead += count
-        return count, max(size, self._fitting(int(target[-1]) + 1))
+        return count, max(size, self._fitting(int(target[-1]) + 1, limit))
 
     def _run_steps(self, board: Board, job: _Job, size: int, steps: int) -> tuple[Rows, Tensor]:
         """Some steps of all slots, without a look at the rows; the rows, and their
@@ -360,21 +363,26 @@ class Slots:
         self.tally.looks += 1
         return rows, before
 
-    def _fitting(self, count: int) -> int:
-        """The fewest slots, by halving, that hold so many rows; or three quarters of them."""
+    def _limit(self, job: _Job) -> int:
+        """The most slots that a job may use."""
+        return min(self.rows, job.decoding.rows)
+
+    def _fitting(self, count: int, limit: int) -> int:
+        """The fewest slots, by halving the limit, that hold so many rows; or three quarters of
+        them.
+        """
         # by halving, so that a handful of graphs serves every number of rows
         least = max(count, LEAST_CAPTURED if self._captures() else 1)
-        size = self.rows
+        size = limit
         while (half := (size + 1) // 2) >= least and half < size:
             size = half
         quarters = -(-3 * size // 4)
         return quarters if size > LARGE and quarters >= least else size
 
-    def _shrunk(self, board: Board, size: int, playing: int) -> int:
-        """Move the rows that still play to the front, where fewer slots hold them;
-        return the number of slots.
+    def _shrunk(self, board: Board, size: int, fewer: int) -> int:
+        """Move the rows that still play to the front, if fewer slots hold them; return the
+        number of slots.
         """
-        fewer = self._fitting(playing)
         if fewer >= size:
             return size
         # only rows behind the new end move: as many as there is room for in front of it
@@ -468,7 +476,6 @@ def _sampling(
         mask=mask,
         prompt=prompts.shape[1],
         true=Playing(starts, done, 0),
-        ahead=None,
         decoding=decoding,
         draws=draws,
         generator=generator,

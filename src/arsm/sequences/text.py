@@ -50,12 +50,10 @@ class TextReward:
         """
         self.functions = [functions] if callable(functions) else list(functions)
         self.weights = [1.0] * len(self.functions) if weights is None else list(weights)
-        self.decode, self.eos, self.texts, self.columns = (
-            decode,
-            eos,
-            list(texts),
-            dict(columns or {}),
-        )
+        self.decode = decode
+        self.eos = eos
+        self.texts = list(texts)
+        self.columns = dict(columns or {})
         if len(self.weights) != len(self.functions) or not self.functions:
             raise ValueError(
                 f"{len(self.functions)} functions have {len(self.weights)} weights; give one each."
@@ -70,9 +68,10 @@ class TextReward:
         self._row: dict[tuple[int, ...], int] = {}
         for row, prompt in enumerate(prompts.tolist()):
             first = self._row.setdefault(tuple(prompt), row)
-            if any(values[first] != values[row] for values in self.columns.values()):
+            known = self.texts, *self.columns.values()
+            if any(values[first] != values[row] for values in known):
                 raise ValueError(
-                    f"Prompts {first} and {row} are equal but their columns differ, so a "
+                    f"Prompts {first} and {row} are equal but their texts or columns differ, so a "
                     "completion could not be judged; make the prompts differ or drop one."
                 )
 
@@ -87,21 +86,25 @@ class TextReward:
         before = (live_tokens(tokens, self.eos) & ~is_end(tokens, self.eos)).sum(-1).tolist()
         ids = [row[:length] for row, length in zip(tokens.tolist(), before, strict=True)]
         completions: list[Any] = list(self.decode(ids))
-        texts = [self.texts[row] for row in rows]
-        # TRL's functions get messages where the prompts are conversations
-        if not isinstance(texts[0], str):
-            completions = [[{"role": "assistant", "content": text}] for text in completions]
         columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
-        total, judged = (
-            torch.zeros(len(rows), dtype=torch.float64),
-            torch.zeros(len(rows), dtype=torch.bool),
-        )
+        columns["prompts"] = [self.texts[row] for row in rows]
+        # TRL's functions get messages where the prompts are conversations
+        if not isinstance(columns["prompts"][0], str):
+            completions = [[{"role": "assistant", "content": text}] for text in completions]
+        columns |= {"completions": completions, "completion_ids": ids}
+        return self._judged(columns).to(tokens.device)
+
+    def _judged(self, columns: dict[str, list[Any]]) -> Tensor:
+        """The weighted sums [R] of what the functions return."""
+        count = len(columns["completions"])
+        total = torch.zeros(count, dtype=torch.float64)
+        judged = torch.zeros(count, dtype=torch.bool)
         for function, weight in zip(self.functions, self.weights, strict=True):
             name = getattr(function, "__name__", type(function).__name__)
-            values = function(prompts=texts, completions=completions, completion_ids=ids, **columns)
-            if len(values) != len(rows):
+            values = function(**columns)
+            if len(values) != count:
                 raise ValueError(
-                    f"{name} must return {len(rows)} rewards, one per completion, but returned "
+                    f"{name} must return {count} rewards, one per completion, but returned "
                     f"{len(values)}."
                 )
             # a function that abstains adds nothing; somebody must judge, though
@@ -111,7 +114,7 @@ class TextReward:
         if not bool(judged.all()):
             missing = int((~judged).nonzero()[0])
             raise ValueError(
-                f"No function gave a reward for the completion {completions[missing]!r}; at least "
-                "one must."
+                "No function gave a reward for the completion "
+                f"{columns['completions'][missing]!r}; at least one must."
             )
-        return total.to(tokens.device)
+        return total

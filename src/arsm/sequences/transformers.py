@@ -61,6 +61,12 @@ class Transformers:
         """
         refuse_parallel(model)
         inner: Any = getattr(model, "_orig_mod", model)  # torch.compile and PEFT hide the arguments
+        adapter = getattr(inner, "active_peft_config", None)
+        if getattr(adapter, "is_prompt_learning", False):
+            raise TypeError(
+                f"{type(adapter).__name__} puts virtual tokens before the prompt, which decoding "
+                "with a cache loses; use an adapter of the layers, such as LoRA."
+            )
         inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepted = inspect.signature(inner.forward).parameters
         missing = {"input_ids", "attention_mask", "past_key_values", "use_cache"} - set(accepted)
@@ -110,8 +116,8 @@ class Transformers:
 
     def select(self, state: CachedPrefixes, rows: Tensor) -> CachedPrefixes:
         cache = copy.copy(state.cache)
-        cache.layers = [copy.copy(layer) for layer in state.cache.layers]
-        cache.batch_select_indices(rows)  # indexing copies, so the given state keeps its tensors
+        cache.layers = [_layer_copied(layer) for layer in state.cache.layers]
+        cache.reorder_cache(rows)  # indexing copies, so the given state keeps its tensors
         return CachedPrefixes(
             state.logits[rows], cache, None if state.mask is None else state.mask[rows]
         )
@@ -233,6 +239,14 @@ class Transformers:
         if self._passed.training != self.model.training:
             self._passed.train(self.model.training)
         return self._passed(input_ids=tokens, **options)
+
+
+def _layer_copied(layer: Any) -> Any:
+    """A layer of a cache that may be given other tensors."""
+    copied = copy.copy(layer)
+    # layers of linear attention hold their states in dictionaries
+    vars(copied).update({name: dict(x) for name, x in vars(layer).items() if isinstance(x, dict)})
+    return copied
 
 
 def _with_tokens(mask: Tensor, count: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from arsm.sequences.model import Decode, SlotsRefused
+from arsm.sequences.model import Decode, SlotsRefused, active_dropout
 from arsm.sequences.transformers_layers import SplitCache, compiled_step, with_layers_run_by
 
 FOLDED = "arsm_folded"
@@ -148,7 +148,8 @@ class TransformersSlots:
         original: Any = model
         self._config: Any = original.config.get_text_config(decoder=True)
         _refuse_positions(self._config)
-        _refuse_dropout(model, self._config)
+        if active_dropout(model) is not None:
+            raise SlotsRefused("its dropout is active; call model.eval().")
         self._windows = _windows(self._config)
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._switches = _can_switch(original)
@@ -295,12 +296,6 @@ def _refuse_positions(config: Any) -> None:
     for kind in kinds:
         if "dynamic" in kind or kind == "longrope":
             raise SlotsRefused(f"its {kind} positions depend on the other rows of a batch.")
-
-
-def _refuse_dropout(model: nn.Module, config: Any) -> None:
-    drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
-    if model.training and (drops or getattr(config, "attention_dropout", 0)):
-        raise SlotsRefused("its dropout is active; call model.eval().")
 
 
 def _windows(config: Any) -> dict[str, int | None]:

@@ -29,7 +29,7 @@ from arsm import policy
 from arsm.checks import check_logits
 from arsm.question import Others, Question, pose
 from arsm.sequences.batch import Batch
-from arsm.sequences.credit import parameters_of
+from arsm.sequences.credit import versions_of
 from arsm.types import Estimator
 
 CELLS = 1 << 20
@@ -54,13 +54,11 @@ class Block(NamedTuple):
     """[s, 1, V]: the logits that the tokens were drawn from."""
 
 
-@dataclass(frozen=True, eq=False)
-class PlayedQueries:
+class PlayedQueries(NamedTuple):
     """The rollouts that an estimator asks for in S live states, as far as they are played.
 
     Attributes:
         weight: [S] float64: each state's weight in the gradient.
-        by_chance: Whether chance decided which of them are played.
         place: [R] int64: the live state of each rollout, ascending.
         query: [R] int64: which of the estimator's queries it answers.
         action: [R] int64: its first token.
@@ -72,7 +70,6 @@ class PlayedQueries:
     """
 
     weight: Tensor
-    by_chance: bool
     place: Tensor
     query: Tensor
     action: Tensor
@@ -111,19 +108,6 @@ class _Plan(NamedTuple):
             parts=(),
             log_prob=log_prob,
         )
-
-
-class _Listed(NamedTuple):
-    """The part of `PlayedQueries` that comes from one block."""
-
-    place: Tensor
-    query: Tensor
-    action: Tensor
-    chance: Tensor
-    guess: Tensor
-    share: Tensor
-    own: Tensor
-    known: Tensor
 
 
 class Vocabulary:
@@ -168,8 +152,8 @@ class Vocabulary:
                 question = self._again(block.start // self.size, block.states, block.logits)
                 others = _kept(question.others(), weight[block.start :])
                 listed.append(self._list(block, question, others, plan))
-        joined = [torch.cat(parts) for parts in zip(*listed, strict=True)]
-        return PlayedQueries(weight, chance is not None, *joined)
+        joined = {name: torch.cat([part[name] for part in listed]) for name in listed[0]}
+        return PlayedQueries(weight, **joined)
 
     def _list(
         self,
@@ -177,43 +161,35 @@ class Vocabulary:
         question: Question,
         others: Others,
         plan: _Plan | None = None,
-    ) -> _Listed:
-        """The rollouts of one block that are played."""
+    ) -> dict[str, Tensor]:
+        """The rollouts of one block that are played: its part of `PlayedQueries`, but for the
+        weight.
+        """
         shares = question.shares()
         share = shares[others.query, others.row]
         action = others.point.squeeze(-1)
         # the true token is the first query; a view would keep the shares of all queries
         own = shares[0].clone()
-        nothing = torch.zeros_like(share)
-        if plan is None or plan.chance is None:
-            return _Listed(
-                place=others.row + block.start,
-                query=others.query,
-                action=action,
-                chance=torch.ones_like(share),
-                guess=nothing,
-                share=share,
-                own=own,
-                known=torch.zeros_like(own),
-            )
-        log_p = block.logits.squeeze(-2).double().log_softmax(-1)
-        rollouts = plan.rollouts(block, others, log_p[others.row, action])
-        rho = checked_chance(plan.chance(self.batch, rollouts), action.shape)
-        # one coin per rollout, tossed once: the gradient only knows what was played
-        coin = tossed(rho, self.generator)
-        guess = nothing
-        if self.critic is not None:
-            guess = self.guesses(block.states)[others.row, action].double()
-        return _Listed(
-            place=(others.row + block.start)[coin],
-            query=others.query[coin],
-            action=action[coin],
-            chance=rho[coin],
-            guess=guess[coin],
-            share=share[coin],
-            own=own,
-            known=torch.zeros_like(own).index_add(0, others.row, share * guess),
-        )
+        known = torch.zeros_like(own)
+        listed = {
+            "place": others.row + block.start,
+            "query": others.query,
+            "action": action,
+            "chance": torch.ones_like(share),
+            "guess": torch.zeros_like(share),
+            "share": share,
+        }
+        if plan is not None and plan.chance is not None:
+            log_p = block.logits.squeeze(-2).double().log_softmax(-1)
+            rollouts = plan.rollouts(block, others, log_p[others.row, action])
+            listed["chance"] = checked_chance(plan.chance(self.batch, rollouts), action.shape)
+            if self.critic is not None:
+                listed["guess"] = self.guesses(block.states)[others.row, action].double()
+            known = known.index_add(0, others.row, share * listed["guess"])
+            # one coin per rollout, tossed once: the gradient only knows what was played
+            coin = tossed(listed["chance"], self.generator)
+            listed = {name: each[coin] for name, each in listed.items()}
+        return {**listed, "own": own, "known": known}
 
     def whole(self, x: Tensor, rest: float) -> Tensor:
         """Numbers of the live states [S] as [M, T], the others' being `rest`."""
@@ -297,8 +273,7 @@ class Vocabulary:
             values = values - h[answered.row, asked.action[some]]
         values = values / asked.chance[some]
         # less its guess, a rollout that chance left out counts as 0
-        rest = 0.0 if asked.by_chance else None
-        every = question.spread_others(answered, values, true, rest)
+        every = question.spread_others(answered, values, true, rest=0.0)
         weight = asked.weight[start : start + states.shape[0]]
         gradient = question.credit(every, weight).gradient
         assert gradient is not None  # only estimators that need f's gradient return None
@@ -401,7 +376,7 @@ class LogitCredit:
     _versions: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_versions", _versions(self.vocabulary.critic))
+        object.__setattr__(self, "_versions", versions_of(self.vocabulary.critic))
 
     def credited(self) -> Tensor:
         """[M, T] bool: the states that may have a credit."""
@@ -420,7 +395,7 @@ class LogitCredit:
         """The gradient [n, V] in the logits [n, V], before temperature, of states row [n]
         and step [n].
         """
-        if _versions(self.vocabulary.critic) != self._versions:
+        if versions_of(self.vocabulary.critic) != self._versions:
             raise RuntimeError(
                 "The critic was changed between sequences.estimate and backward, which computes "
                 "the gradient with it; call backward before the critic learns."
@@ -464,8 +439,3 @@ def _seeded(device: torch.device) -> torch.Generator:
     # from the default generator, so that torch.manual_seed still decides
     seed = int(torch.randint(2**62, (), device=device))
     return torch.Generator(device).manual_seed(seed)
-
-
-def _versions(critic: object) -> list[int]:
-    """The versions of a critic's parameters, as far as they can be known."""
-    return [parameter._version for parameter in parameters_of(critic) or []]

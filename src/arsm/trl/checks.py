@@ -78,7 +78,30 @@ REFUSED = (
     Refusal(
         "use_liger_kernel", (False,), "the hidden states are read by a hook on the model's backbone"
     ),
+    Refusal(
+        "neftune_noise_alpha", (None,), "each pass with noise in the embeddings has its own policy"
+    ),
 )
+
+SHAPING: dict[str, Any] = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "top_h": None,
+    "typical_p": 1.0,
+}
+"""Settings of a model's own generation_config that GRPOConfig does not replace, and the values
+without effect.
+"""
 
 HEAD_GAP = 0.1
 """Mean difference in nats between the head's ln p and TRL's; bfloat16 alone makes a few
@@ -171,6 +194,13 @@ def check_model(model: Any, *, disable_dropout: bool) -> None:
             raise ValueError(
                 f"BranchTrainer knows no models that scale their logits, but {name} is not 1; use "
                 "GRPOTrainer."
+            )
+    for name, without_effect in SHAPING.items():
+        value = getattr(model.generation_config, name, None)
+        if value not in (None, without_effect):
+            raise ValueError(
+                f"TRL generates with model.generation_config.{name} = {value!r}, but {SAMPLER}; "
+                "set it to None."
             )
     dropout = _dropout(model, disable_dropout=disable_dropout)
     if dropout is not None:
