@@ -83,7 +83,7 @@ def finding(tables: Tables) -> str:
         words = ", ".join(f"{name} {passes(tables, task, name)}" for name in compared)
         counts.append(f"on {NAMES[task]} {words}")
         steps = {name: cell(tables, task, name, "simulator steps").mean for name in compared}
-        shares.append(f"{steps['ARSM'] / max(steps[name] for name in RIVALS):.0f}")
+        shares.append(f"{steps['ARSM'] / max(steps[name] for name in RIVALS):.2g}")
     task = "LunarLander-v3"
     medians = ", ".join(f"{name} {median(tables, task, name)}" for name in ROWS[task])
     spent = {name: cell(tables, task, name, "CPU seconds").mean for name in ROWS[task]}
