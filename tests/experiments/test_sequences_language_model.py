@@ -107,6 +107,21 @@ def test_every_method_has_a_line_per_round(folder: Path, tmp_path: Path) -> None
     assert language_model.parse_lines(path.read_bytes()) == lines, "nothing is measured twice"
 
 
+def test_fixed_questions_wait_for_their_round_and_failures_cost_nothing_else(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrained = load_pretrained(str(folder))
+    found = load_texts(pretrained.tokenizer, TASK, tmp_path)
+    monkeypatch.setitem(noise.METHODS, "branch 8", lambda _: 1 / 0)
+    names = ["branch 8", "group 2", "group 2, fresh"]
+    options: dict[str, Any] = {"prompts": 2, "repeats": 3, "rounds": 2, "fixed_from": 1}
+    how = noise.Measuring("cpu", None, 200.0, names, **options)
+    noise.measure(TASK, "0.3", pretrained.module, found, tmp_path, how)
+    lines = [json.loads(line) for line in (tmp_path / f"noise-{TASK}-0.3.jsonl").open()]
+    measured = [(line["method"], line["round"]) for line in lines]
+    assert measured == [("group 2, fresh", 0), ("group 2", 1), ("group 2, fresh", 1)]
+
+
 def test_fresh_questions_differ_from_estimate_to_estimate(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

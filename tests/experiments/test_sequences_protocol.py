@@ -15,6 +15,8 @@ from arsm_experiments.sequences.protocol import (
     BESIDE,
     CANDIDATES,
     COSTLY,
+    FIXED_FROM,
+    FURTHER_ATTEMPTS,
     LONG_AGAIN,
     SIZES,
     STAGES,
@@ -144,6 +146,21 @@ def test_candidates_are_measured_side_by_side_until_the_time_is_over(tmp_path: P
     methods = words[words.index("--methods") + 1 :]
     assert {"group 4, fresh", "branch 8", "own 0.5, branch 8, fresh"} <= set(methods)
     assert len(methods) == len(set(methods))
+    assert methods[: len(CANDIDATES) + 1] == [f"{x}, fresh" for x in ("branch 8", *CANDIDATES)]
+    assert words[words.index("--fixed-from") + 1] == str(FIXED_FROM)
+
+
+def test_a_process_that_fails_begins_again_a_few_times(tmp_path: Path) -> None:
+    campaign = begun(tmp_path, "candidates")
+    campaign.running.clear()
+    campaign.commands["noise-chain-0.8c"] = ["false"]
+    campaign._begin_process("noise-chain-0.8c")
+    for _ in range(FURTHER_ATTEMPTS + 1):
+        assert not campaign.done
+        campaign.running["noise-chain-0.8c"].wait()
+        campaign._collect()
+    assert not campaign.running
+    assert campaign.done == {"noise-chain-0.8c"}
 
 
 def test_all_processes_end_with_the_time(tmp_path: Path) -> None:

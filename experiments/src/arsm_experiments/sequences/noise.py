@@ -11,6 +11,7 @@ which questions were drawn.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import subprocess
 import sys
@@ -160,6 +161,7 @@ class Measuring:
         prompts: prompts of a gradient.
         repeats: estimates per method and round.
         rounds: of all methods, one after the other.
+        fixed_from: the first round in which methods at fixed questions are measured.
         micro_batch: sequences per pass with a graph.
         critic_steps: steps of the value head before it is used.
         critic_rows: sequences per such step.
@@ -172,6 +174,7 @@ class Measuring:
     prompts: int = PROMPTS
     repeats: int = REPEATS
     rounds: int = 4
+    fixed_from: int = 0
     micro_batch: int = 32
     critic_steps: int = CRITIC_STEPS
     critic_rows: int = CRITIC_ROWS
@@ -204,11 +207,13 @@ def measure(
     learned = Learned(module, trained, how)
     words = {"task": task, "level": level, "accuracy": accuracy, **provenance(how.device)}
     for number, name in itertools.product(range(how.rounds), how.names or methods):
-        if (name, number) in done:
+        too_early = number < how.fixed_from and not name.endswith(FRESH)
+        if too_early or (name, number) in done:
             continue
         if time.monotonic() - begun > how.seconds:
             print(f"{task} {level}: out of time before {name}, round {number}", flush=True)
             return
+        row = None
         try:
             strategy = methods[name.removesuffix(FRESH)](learned)
             if name.endswith(FRESH):
@@ -218,11 +223,22 @@ def measure(
         except Exception:
             # one method that fails must not cost the others their measurement
             print(f"{task} {level} {name}: {traceback.format_exc()}", flush=True)
+        # only here the exception is gone, which holds the tensors of all frames
+        if row is None:
+            _free(how.device)
             continue
         found = {key: getattr(row, key) for key in MEASURED}
         record = {"method": name, "round": number, "repeats": how.repeats, **words, **found}
         lines.add(path, record)
         print(f"{task} {level} ({accuracy:.2f}) {name}: {row.cost:.4g}", flush=True)
+
+
+def _free(device: str) -> None:
+    """Give back the memory of a method that failed. A device that is lost ends the process here."""
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def _compared(
@@ -306,10 +322,19 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument(
+        "--fixed-from", type=int, default=0, help="The first round at fixed questions"
+    )
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--critic-steps", type=int, default=CRITIC_STEPS)
     parser.add_argument("--critic-rows", type=int, default=CRITIC_ROWS)
     parser.add_argument("--seconds", type=float, default=200, help="No method is begun later")
+    parser.add_argument(
+        "--memory",
+        type=float,
+        default=1.0,
+        help="Share of the GPU's memory to hold at most",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
     words = parser.parse_args()
@@ -318,6 +343,8 @@ def main() -> None:
         files = sorted(words.starts.glob("*.safetensors"))
         sys.exit(max([p.wait() for p in [_started(command, file) for file in files]], default=0))
     torch.backends.cuda.matmul.allow_tf32 = True
+    if torch.device(words.device).type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(words.memory)
     task, _, level = words.only.stem.rpartition("-")
     pretrained = load_pretrained(words.model, words.device)
     load_level(pretrained.module, words.only)
@@ -335,6 +362,7 @@ def main() -> None:
             prompts=words.prompts,
             repeats=words.repeats,
             rounds=words.rounds,
+            fixed_from=words.fixed_from,
             micro_batch=words.micro_batch,
             critic_steps=words.critic_steps,
             critic_rows=words.critic_rows,

@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +32,19 @@ from pathlib import Path
 import torch
 
 from arsm_experiments.runs.lines import read as read_lines
-from arsm_experiments.sequences.language_model_rules import CANDIDATE, choose, read_noise
+from arsm_experiments.sequences.language_model_rules import (
+    CANDIDATE,
+    PLAIN,
+    choose,
+    read_noise,
+)
 from arsm_experiments.sequences.noise import FRESH
 from arsm_experiments.sequences.trials import METHODS, Plan
 
 LEVEL = 0.3
 """The level of all starts."""
+FURTHER_ATTEMPTS = 2
+"""How often a process that failed begins again."""
 COSTLY = ("ppo", "grpo, 4 epochs", "branch, 4 epochs")
 """Methods whose runs take longest. They begin first, so that a short run is the last to end."""
 AGAIN = (
@@ -72,9 +80,13 @@ LONG = (
 """Methods for long answers; to train a value head would take longer than to measure all these."""
 
 
-LONG_AGAIN = (*LONG, "value or branch 8, by doubt 0.1", "value head")
-"""The same again, and methods that need a value model, which is fitted when the others were
-measured once.
+LONG_AGAIN = (
+    *(name for name in LONG if name != "coin 0.02, group 4, branch 8"),
+    "value or branch 8, by doubt 0.1",
+    "value head",
+)
+"""The same again without the worst, and methods that need a value model, which is fitted when the
+others were measured once.
 """
 CANDIDATES = (
     "own 0.25, branch 8",
@@ -89,14 +101,15 @@ CANDIDATES = (
 """Methods of the fourth amendment."""
 BESIDE = (
     "group 4",
-    "group 8",
-    "branch 4",
-    "branch 8",
-    "branch 16",
     "group 2, branch 4",
+    "branch 4",
     "value head",
+    "group 8",
+    "branch 16",
 )
-"""Methods that they are compared with."""
+"""Methods that are measured beside them."""
+FIXED_FROM = 4
+"""The first round with fixed questions, which decide nothing."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,9 @@ class Measurement:
     seconds: float = math.inf
     """No method is begun later."""
     rounds: int = 8
+    repeats: int = 5
+    fixed_from: int = 0
+    """The first round in which fixed questions are measured too."""
 
 
 MEASUREMENTS = (
@@ -124,10 +140,17 @@ MEASUREMENTS = (
 
 
 def _of_candidates(task: str, level: float) -> Measurement:
-    """All of them at fresh questions, which decide; then fewer at fixed ones."""
-    fresh = (name + FRESH for name in (*BESIDE, *CANDIDATES))
-    methods = (*fresh, "group 8", "branch 8", *CANDIDATES)
-    return Measurement(f"{task}-{level:g}{CANDIDATE}", task, level, methods, rounds=100)
+    """At fresh questions, which decide, those first that the rule compares; later at fixed ones."""
+    fresh = (name + FRESH for name in (PLAIN, *CANDIDATES, *BESIDE))
+    return Measurement(
+        f"{task}-{level:g}{CANDIDATE}",
+        task,
+        level,
+        (*fresh, PLAIN, *CANDIDATES, "group 8"),
+        rounds=100,
+        repeats=4,
+        fixed_from=FIXED_FROM,
+    )
 
 
 @dataclass(frozen=True)
@@ -140,6 +163,8 @@ class Stage:
     at_once: int
     """Measurements side by side."""
     trains: bool
+    fine_tuning: dict[str, float]
+    """Most seconds for all levels of a task."""
 
 
 STAGES = {
@@ -148,20 +173,21 @@ STAGES = {
         MEASUREMENTS,
         at_once=1,
         trains=True,
+        fine_tuning={"countdown": 170, "chain": 200, "translate": 90, "long": 240},
     ),
     "candidates": Stage(
-        {"countdown": (LEVEL, 0.8), "chain": (LEVEL, 0.8), "translate": (LEVEL,)},
+        {"countdown": (LEVEL, 0.5), "chain": (LEVEL, 0.8), "translate": (LEVEL,)},
         (
-            *(
-                _of_candidates(task, level)
-                for task in ("countdown", "chain")
-                for level in (LEVEL, 0.8)
-            ),
+            _of_candidates("countdown", LEVEL),
+            _of_candidates("countdown", 0.5),
+            _of_candidates("chain", LEVEL),
+            _of_candidates("chain", 0.8),
             _of_candidates("translate", LEVEL),
-            Measurement("long-0.1b", "long", 0.1, LONG_AGAIN, rounds=100),
+            Measurement("long-0.1b", "long", 0.1, LONG_AGAIN, rounds=100, repeats=3),
         ),
         at_once=6,
         trains=False,
+        fine_tuning={"countdown": 240, "chain": 200, "translate": 90, "long": 240},
     ),
 }
 PLANS = (
@@ -176,10 +202,8 @@ PLANS = (
 class Scale:
     """Times in seconds, and options that make everything small."""
 
-    fine_tuning: dict[str, float] = field(
-        default_factory=lambda: {"countdown": 170, "chain": 100, "translate": 90, "long": 240}
-    )
-    """For each level of a task."""
+    fine_tuning: dict[str, float] = field(default_factory=dict[str, float])
+    """Other limits than the stage's."""
     measuring: float = 1.0
     """Factor of the measurements' times."""
     levels: tuple[str, ...] = ()
@@ -190,7 +214,10 @@ class Scale:
 TINY = Scale(
     fine_tuning=dict.fromkeys(("countdown", "chain", "translate", "long"), 5.0),
     levels=("--every", "2", "--batch", "4", "--measured", "4"),
-    noise=("--prompts", "2", "--repeats", "3", "--rounds", "1"),
+    noise=(
+        *("--prompts", "2", "--repeats", "3", "--rounds", "1", "--fixed-from", "0"),
+        *("--critic-steps", "2", "--critic-rows", "4"),
+    ),
     plans=(
         Plan("countdown", 600, 300, 1, 8, 8),
         Plan("translate", 400, 200, 1, 8, 8),
@@ -225,6 +252,8 @@ class Campaign:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.done: set[str] = set()
         """Names of processes that have ended."""
+        self.commands: dict[str, list[str]] = {}
+        self.failures: Counter[str] = Counter()
 
     @property
     def left(self) -> float:
@@ -313,8 +342,7 @@ class Campaign:
         micro_batch: int = 64,
     ) -> None:
         words = [task, "--out", str(self.starts), "--micro-batch", str(micro_batch)]
-        # the second level takes as long again
-        seconds = self.scale.fine_tuning[task] * len(levels)
+        seconds = (self.stage.fine_tuning | self.scale.fine_tuning)[task]
         words += ["--seconds", f"{seconds:g}", "--levels", *map(str, levels)]
         words += [] if start is None else ["--start", str(start)]
         self._launch(f"levels-{task}", "levels", [*words, *self.scale.levels])
@@ -328,7 +356,10 @@ class Campaign:
         seconds = min(what.seconds * self.scale.measuring, self.left - 20)
         words = ["--starts", str(self.starts), "--out", str(self.out / "noise")]
         words += ["--only", str(link), "--seconds", f"{seconds:.0f}", "--rounds", str(what.rounds)]
+        words += ["--repeats", str(what.repeats), "--fixed-from", str(what.fixed_from)]
         words += ["--micro-batch", "8" if what.task == "long" else "32"]
+        # so that all of them and what is beside them fit on one GPU of 140 GB
+        words += ["--memory", "0.13"]
         words += [*self.scale.noise, "--methods", *what.methods]
         self._launch(f"noise-{what.name}", "noise", words)
 
@@ -349,11 +380,18 @@ class Campaign:
             return
         words = [*words, "--model", str(self.model), "--data", str(self.data)]
         words += ["--device", self.device, "--precision", self.precision]
+        self.commands[name] = [
+            *(sys.executable, "-u", "-m", f"arsm_experiments.sequences.{module}"),
+            *words,
+        ]
+        self._begin_process(name)
+
+    def _begin_process(self, name: str) -> None:
         log = self.out / "logs" / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
         with log.open("ab") as file:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-u", "-m", f"arsm_experiments.sequences.{module}", *words],
+                self.commands[name],
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
@@ -370,8 +408,13 @@ class Campaign:
         for name, process in list(self.running.items()):
             if process.poll() is not None:
                 del self.running[name]
-                self.done.add(name)
                 self._say(f"{name} ends with {process.returncode}")
+                self.failures[name] += process.returncode != 0
+                # under MPS a fault of any process ends all: what is recorded is not made again
+                if process.returncode and self.failures[name] <= FURTHER_ATTEMPTS:
+                    self._begin_process(name)
+                else:
+                    self.done.add(name)
 
     def _end(self) -> None:
         for process in self.running.values():
