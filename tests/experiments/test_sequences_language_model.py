@@ -397,7 +397,7 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
     assert "| branch 32 | 0.12 ± " in words
     tables = Tables(tmp_path)
     assert [level.task for level in page.measured(tables)] == ["chain"] * 2
-    assert page.best_fixed(tables).count("(32 draws)") == 2
+    assert page.best_fixed(tables).count("(32)") == 2
     made = page.training(tables)
     rates = {
         chosen_rate([read_run(root / EXPERIMENT / Job(m, r, 0).name(PLAN)) for r in RATES])
@@ -421,11 +421,15 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
 
 
 def test_candidates_enter_by_the_rule(tmp_path: Path) -> None:
-    """One halves the noise, one by too little, and one at a single level alone."""
+    """One halves the noise and its kin does less, one has too little, one does so at a single level
+    alone, and one was not measured at the other.
+    """
     plain = {"group 4": 300.0, "branch 8": 100.0, "branch 16": 40.0}
-    new = {"own 0.5, branch 8": 50.0, "shared, group 2, branch 4": 95.0, "critic, branch 8": 30.0}
+    new = {"own 0.5, branch 8": 50.0, "own 0.25, branch 8": 60.0, "critic, branch 8": 30.0}
+    new |= {"shared, group 2, branch 4": 95.0, "value or branch 8": 10.0}
     costs = {f"{name}, fresh": cost for name, cost in (plain | new).items()}
     worse = costs | {"critic, branch 8, fresh": 180.0}
+    del worse["value or branch 8, fresh"]
     measured = tmp_path / "noise"
     measured.mkdir()
     for name, own in (("chain-0.8c", costs), ("countdown-0.3c", worse), ("chain-0.8b", COSTS)):
@@ -443,9 +447,17 @@ def test_candidates_enter_by_the_rule(tmp_path: Path) -> None:
     assert made.endswith("rule lets into the library: own 0.5, branch 8.")
     assert "| own 0.5, branch 8 | 0.50±0.01 | 0.50±0.01 | 0.50±0.01 |" in made
     assert "| branch 8 | 1 | 1 | 1 |" in made
+    assert "| value or branch 8 | 0.10±0.00 | - | - |" in made
+    assert "over 6 rounds" in made
+    told = page.gains(tables)
+    assert told.startswith("Relative to 8 draws, over all levels: `own 0.5, branch 8` 0.50±0.01; ")
+    assert "own 0.25" not in told
+    assert "value or" not in told
+    assert told.endswith("rule lets into the library: own 0.5, branch 8.")
     # what other tables show stays what it was
     assert len(page.measured(tables)) == 1
     assert page.at_fresh(tables) == {}
+    assert page.noise(tables).startswith("At 24 fixed questions the best number of draws: chain ")
 
 
 def test_findings_say_what_was_met(tmp_path: Path) -> None:

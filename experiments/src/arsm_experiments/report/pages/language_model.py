@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from arsm_experiments.report.pages import sequences
@@ -70,7 +70,7 @@ class Result(NamedTuple):
     def less(self, best: str) -> str:
         """The difference to the best rival with its interval."""
         ends = [self.values[f"less {best}{end}"].mean for end in ("", *ENDS)]
-        return f"{ends[0]:+.3f} ({ends[1]:+.3f} to {ends[2]:+.3f})"
+        return f"{ends[0]:+.3f} ({ends[1]:+.3f}, {ends[2]:+.3f})"
 
     def spent(self, what: str, rival: str) -> float | None:
         """Tokens or seconds to a rival's final accuracy; None if it is not reached."""
@@ -111,55 +111,40 @@ def _levels(tables: Tables, wanted: str) -> dict[tuple[str, str], Level]:
     return found
 
 
-def fresh(tables: Tables) -> str:
-    """Variance x tokens relative to the best rival, with other questions in every estimate."""
-    levels = [
-        level
-        for level in measured(tables)
-        if any(method.endswith(FRESH) for method in level.ratios)
-    ]
-    if not levels:
-        return "Not measured."
-    names = {method: None for level in levels for method in level.ratios if method.endswith(FRESH)}
-    # sizes that one task alone has are in table.csv
-    names = [name for name in names if sum(name in level.ratios for level in levels) > 1]
-    heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
-    methods = {name: name.removesuffix(FRESH) for name in sorted(names, key=_by_kind_and_size)}
-    table = markdown(["", *heads], _ratios(methods, levels))
-    return f"{table}\n\n{_alone(levels)}".strip()
+def noise(tables: Tables) -> str:
+    """Variance x tokens relative to the best rival: at fresh questions by number of draws, with the
+    default that follows, then the best at fixed ones.
+    """
+    lines = []
+    for level in measured(tables):
+        sizes = {_draws(method): cell for method, cell in level.ratios.items() if _draws(method)}
+        if sizes:
+            (first, cell), *others = sorted(sizes.items())
+            listed = [f"{first} draws {_ratio(cell)}", *(f"{n} {_ratio(c)}" for n, c in others)]
+            lines.append(f"- {level.task} {level.accuracy:.2f}: {', '.join(listed)}")
+    if lines:
+        lines += ["", default_draws(tables), ""]
+    return "\n".join([*lines, best_fixed(tables)])
 
 
-def _alone(levels: list[Level]) -> str:
-    """A number of draws that was measured on one task alone and is the best there."""
-    words = []
-    for level in levels:
-        own = {m: c for m, c in level.ratios.items() if re.fullmatch(rf"branch \d+{FRESH}", m)}
-        best = min(own, key=lambda method: own[method].mean)
-        if sum(best in each.ratios for each in levels) == 1:
-            words.append(f"On {level.task} {best.removesuffix(FRESH)} has {_ratio(own[best])}.")
-    return " ".join(words)
-
-
-def _by_kind_and_size(method: str) -> tuple[bool, bool, int]:
-    """Groups before the token baseline before branching, small sizes first."""
-    size = re.search(r"\d+", method)
-    return (
-        method.startswith("branch"),
-        method.startswith("token"),
-        int(size[0]) if size is not None else 0,
-    )
+def _draws(method: str) -> int:
+    """The number of draws of a `Branch` without options at fresh questions; 0 for others."""
+    plain = re.fullmatch(rf"branch (\d+){FRESH}", method)
+    return 0 if plain is None else int(plain[1])
 
 
 def best_fixed(tables: Tables) -> str:
     """The lowest ratio at fixed questions of a number of draws, by task and level."""
-    words = []
+    words: dict[str, list[str]] = {}
     for level in measured(tables):
         found = {n: level.ratios.get(f"branch {n}") for n in DRAWS}
         known = {n: cell for n, cell in found.items() if cell is not None}
         if known:
             n = min(known, key=lambda n: known[n].mean)
-            words.append(f"{level.task} {level.accuracy:.2f}: {_ratio(known[n])} ({n} draws)")
-    return f"The best number of draws at fixed questions: {'; '.join(words)}."
+            cell = f"{_ratio(known[n])} at {level.accuracy:.2f} ({n})"
+            words.setdefault(level.task, []).append(cell)
+    listed = "; ".join(f"{task} {', '.join(cells)}" for task, cells in words.items())
+    return f"At 24 fixed questions the best number of draws: {listed}."
 
 
 def long(tables: Tables) -> str:
@@ -181,28 +166,86 @@ def candidates(tables: Tables) -> str:
     """Variance x tokens of the fourth amendment's methods over that of `branch 8`, at fresh
     questions, and what the protocol's rule says.
     """
-    levels = list(_levels(tables, TO_PLAIN).values())
+    levels = _reported(tables)
     if not levels:
         return "Not measured."
-    common = set.intersection(*(set(level.ratios) for level in levels))
-    names = [name for name in levels[0].ratios if name in common and name.endswith(FRESH)]
-    means = {name: _geometric_mean([level.ratios[name] for level in levels]) for name in names}
+    names = {method: None for level in levels for method in level.ratios if method.endswith(FRESH)}
+    means = {name: _over_levels(name, levels) for name in names}
     heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
     rows = [
-        [name.removesuffix(FRESH), *map(_by_rounds, (*(x.ratios[name] for x in levels), mean))]
-        for name, mean in sorted(means.items(), key=lambda item: item[1].mean)
+        [
+            name.removesuffix(FRESH),
+            *(_by_rounds(level.ratios.get(name)) for level in levels),
+            _by_rounds(mean),
+        ]
+        for name, mean in sorted(means.items(), key=_best_first)
     ]
-    entering = [
-        name.removesuffix(FRESH)
-        for name, mean in means.items()
-        if name.startswith(NEW)
-        and mean.mean <= ENTERS
-        and mean.mean + WIDER * mean.half < 1
-        and all(level.ratios[name].mean - level.ratios[name].half <= 1 for level in levels)
-    ]
+    rounds = sorted({level.ratios[PLAIN + FRESH].seeds for level in levels})
+    most = f" to {rounds[-1]}" if len(rounds) > 1 else ""
     table = markdown(["", *heads, "geometric mean"], rows)
-    verdict = f"The protocol's rule lets into the library: {', '.join(entering) or 'none'}."
-    return f"Relative to `{PLAIN}`, at fresh questions:\n\n{table}\n\n{verdict}"
+    return (
+        f"Relative to `{PLAIN}`, at fresh questions, over {rounds[0]}{most} rounds:"
+        f"\n\n{table}\n\n{_verdict(levels)}"
+    )
+
+
+def gains(tables: Tables) -> str:
+    """Each new method with its best numbers, by the mean over all levels, and the verdict."""
+    levels = _reported(tables)
+    if not levels:
+        return "Not measured yet."
+    found = _best_of_kinds(levels)
+    listed = "; ".join(f"`{name}` {_by_rounds(mean)}" for name, mean in found)
+    return f"Relative to 8 draws, over all levels: {listed}. {_verdict(levels)}"
+
+
+def _best_of_kinds(
+    levels: list[Level], wanted: Callable[[str, Cell], bool] = lambda method, mean: True
+) -> list[tuple[str, Cell]]:
+    """The wanted ones of the new methods that all levels have, with their means; of several that
+    differ in a number alone, the one with the lowest. The best first.
+    """
+    found: dict[str, tuple[str, Cell]] = {}
+    for method in dict.fromkeys(method for level in levels for method in level.ratios):
+        mean = _over_levels(method, levels)
+        if not method.startswith(NEW) or not method.endswith(FRESH) or mean is None:
+            continue
+        kind = re.sub(r"[\d.]+", "n", method)
+        if wanted(method, mean) and (kind not in found or mean.mean < found[kind][1].mean):
+            found[kind] = (method.removesuffix(FRESH), mean)
+    return sorted(found.values(), key=_best_first)
+
+
+def _reported(tables: Tables) -> list[Level]:
+    """The levels of the fourth amendment that have enough rounds."""
+    levels = _levels(tables, TO_PLAIN).values()
+    return [level for level in levels if PLAIN + FRESH in level.ratios]
+
+
+def _over_levels(method: str, levels: list[Level]) -> Cell | None:
+    """The geometric mean of a method's ratios; None if a level lacks it."""
+    cells = [level.ratios[method] for level in levels if method in level.ratios]
+    return _geometric_mean(cells) if len(cells) == len(levels) else None
+
+
+def _best_first(item: tuple[str, Cell | None]) -> float:
+    return math.inf if item[1] is None else item[1].mean
+
+
+def _verdict(levels: list[Level]) -> str:
+    """The methods that the protocol's rule lets into the library."""
+
+    def enters(method: str, mean: Cell) -> bool:
+        below = mean.mean <= ENTERS and mean.mean + WIDER * mean.half < 1
+        return below and not any(_above(level.ratios[method]) for level in levels)
+
+    names = [name for name, _ in _best_of_kinds(levels, enters)]
+    return f"The protocol's rule lets into the library: {', '.join(names) or 'none'}."
+
+
+def _above(cell: Cell) -> bool:
+    """Whether a ratio's interval lies above 1."""
+    return cell.mean - cell.half > 1
 
 
 def _geometric_mean(cells: list[Cell]) -> Cell:
@@ -213,18 +256,11 @@ def _geometric_mean(cells: list[Cell]) -> Cell:
     return Cell(mean, mean * math.hypot(*errors) / len(errors) * math.sqrt(rounds), rounds)
 
 
-def _by_rounds(cell: Cell) -> str:
+def _by_rounds(cell: Cell | None) -> str:
     """A ratio and half of its 95% interval, by Student's distribution."""
+    if cell is None:
+        return "-"
     return f"{cell.mean:.2f}±{cell.half:.2f}" if cell.std else "1"
-
-
-def _ratios(methods: Mapping[str, str], levels: list[Level]) -> list[list[str]]:
-    """A row per method, if any level has it."""
-    return [
-        [name, *(_ratio(level.ratios.get(method)) for level in levels)]
-        for method, name in methods.items()
-        if any(method in level.ratios for level in levels)
-    ]
 
 
 def _ratio(cell: Cell | None) -> str:
@@ -252,7 +288,7 @@ def at_fresh(tables: Tables) -> dict[int, float]:
     }
 
 
-def draws(tables: Tables) -> str:
+def default_draws(tables: Tables) -> str:
     """Which number of draws is the default."""
     means = at_fresh(tables)
     if not means:
@@ -385,10 +421,9 @@ def _seeds(ended: list[tuple[str, str, float]]) -> str:
 
 
 PARTS = {
-    "fresh": fresh,
-    "fixed": best_fixed,
+    "noise": noise,
+    "gains": gains,
     "long": long,
-    "draws": draws,
     "training": training,
     "small": sequences.finding,
 }
