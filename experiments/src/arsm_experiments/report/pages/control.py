@@ -141,7 +141,7 @@ def variance(tables: Tables) -> str:
         f"against {rival} on {listed(where) if where else 'none'}" for rival, where in less.items()
     )
     return (
-        "ln of the others' gradient variance, averaged over the run, less ARSM's (95% interval): "
+        "ln of the others' gradient variance less ARSM's (95% interval): "
         f"{'; '.join(parts)}. The paper has less for ARSM than for A2C and RELAX on all three "
         f"tasks; here that is decided {decided}."
     )
