@@ -296,6 +296,15 @@ def test_a_file_makes_the_agent_again(tmp_path: Path) -> None:
     )
 
 
+def test_a_load_by_the_class_names_the_call_that_makes_an_agent() -> None:
+    with pytest.raises(TypeError, match=r"PolicyGradient.from_file\(path\) makes one\.$"):
+        PolicyGradient.load("agent.pt")  # pyright: ignore[reportArgumentType]
+
+
+def test_completion_offers_every_name() -> None:
+    assert set(arsm.rl.__all__) <= set(dir(arsm.rl))
+
+
 def test_a_load_that_fails_leaves_the_agent_as_it_was(tmp_path: Path) -> None:
     agent = one_by_one("CartPole-v1", Value.actor_critic(), horizon=40)
     agent.learn(episodes=2)
@@ -487,9 +496,9 @@ def test_refusals() -> None:
     for name, value, message in wrong:
         with pytest.raises(ValueError, match=message):
             PolicyGradient("CartPole-v1", settings=Settings(**{name: value}))
-    for words in ("arsm", arsm.ARSM, Value):
+    for kind in (arsm.ARSM, Value):
         with pytest.raises(TypeError, match="estimator must be an estimator such as"):
-            one_by_one("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
+            one_by_one("CartPole-v1", kind)  # pyright: ignore[reportArgumentType]
     for name, value, message in (
         ("steps", 0, "steps must be at least 1, but is 0"),
         ("steps", 2.5, "steps must be a whole number, but is 2.5"),
@@ -508,6 +517,8 @@ def test_refusals() -> None:
     for wrong_credit in (arsm.estimator("gumbel-softmax"), Value(branch=arsm.GumbelSoftmax())):
         with pytest.raises(ValueError, match="needs f's derivative"):
             one_by_one("CartPole-v1", wrong_credit)
+    with pytest.raises(TypeError, match=r"credit must be an object such as .*, but is 'ppo'"):
+        PolicyGradient("CartPole-v1", "ppo")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match='has no setting "estimator": use credit='):
         PolicyGradient("CartPole-v1", estimator=arsm.ARSM())
     for gone, instead in (("Proximal", "Value"), ("ActorCritic", "Value.actor_critic")):

@@ -19,6 +19,7 @@ from arsm.rl import (
     Evaluate,
     PolicyGradient,
     Settings,
+    Value,
     make_environment,
 )
 from tests.test_rl_environments import Walk
@@ -136,6 +137,8 @@ def test_records_print_in_a_line() -> None:
     assert repr(iteration) == (
         f"Iteration(1: {agent.episodes:,} episodes, {agent.steps:,} steps, mean return {mean:.4g})"
     )
+    assert repr(agent) == f"PolicyGradient(CartPole-v1, Value(), {agent.episodes} episodes)"
+    assert repr(Value(branch=arsm.RLOO(2), cut=4)) == "Value(branch=RLOO(2), cut=4)"
     found = agent.evaluate(50)
     error = f"{found.standard_error:.2g}"
     assert repr(found) == f"Evaluation(mean={found.mean:.4g}, standard_error={error}, 50 episodes)"

@@ -51,6 +51,11 @@ _GONE = {"Proximal": "Value()", "ActorCritic": "Value.actor_critic()"}
 """Names of 0.2, and what to write instead."""
 
 
+def __dir__() -> list[str]:
+    # completion offers the names that are imported late too
+    return sorted({*__all__, "__doc__"})
+
+
 def __getattr__(name: str) -> Any:
     if name in _GONE:
         # an AttributeError would lose its words in `from arsm.rl import ...`

@@ -131,6 +131,12 @@ class PolicyGradient(Training):
             "credit": files.describe_credit(credit),
         }
         self._engine = make_engine(engine, world, workers, address)
+        self._given = credit
+
+    def __repr__(self) -> str:
+        return (
+            f"PolicyGradient({self.environment.name}, {self._given!r}, {self.episodes:,} episodes)"
+        )
 
     def _play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches:
         return self._engine.play(policy, branches)
@@ -348,8 +354,14 @@ class PolicyGradient(Training):
         """Write the agent to a file, whole or not at all."""
         files.save(self, path)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str] | None = None) -> None:
         """Continue from a file written by an agent with the same environment and networks."""
+        # other libraries load by the class, and then the path is `self` here
+        if path is None:
+            raise TypeError(
+                "load goes on with an agent, as in agent.load(path); "
+                "PolicyGradient.from_file(path) makes one."
+            )
         files.load_agent(self, path)
 
     @classmethod
@@ -393,6 +405,10 @@ def _check_named(call: str, limit: object) -> None:
 
 
 def _check_parts(credit: Credit, policy: object) -> None:
+    if isinstance(credit, str):
+        raise TypeError(
+            f"credit must be an object such as Value() or arsm.RLOO(2), but is {credit!r}."
+        )
     # without an estimator there is nothing to require
     estimator = credit.branch if isinstance(credit, Value) else credit
     if estimator is not None and not isinstance(estimator, ActionConditioned):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from arsm import policy
+from arsm.brief import of_options
 from arsm.categorical import one_hot
 from arsm.checks import check_count
 from arsm.estimators import RELAX
@@ -27,7 +28,7 @@ from arsm.types import Estimator
 # ---------------------------------------------------------------- what a user chooses
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Value:
     """Credit from a learned value V, and at some steps from branches.
 
@@ -80,6 +81,9 @@ class Value:
         ICML 2016.
         """
         return cls(trace=1.0, steps=steps, updates=1, value_updates=value_updates)
+
+    def __repr__(self) -> str:
+        return of_options(self)
 
     def __post_init__(self) -> None:
         if not 0 <= self.trace <= 1:

@@ -172,8 +172,8 @@ def finding(tables: Tables) -> str:
         if (where := decidedly_ahead(runs, rival, "value", SECONDS))
     ]
     return (
-        f"The default against its rivals, at equal CPU seconds and at equal steps: {rivals}. "
-        f"Decidedly ahead of it at equal CPU seconds: {'; '.join(ahead) or 'none'}."
+        "`value`, the default, against its rivals, at equal CPU seconds and at equal steps: "
+        f"{rivals}. Decidedly ahead of it at equal CPU seconds: {'; '.join(ahead) or 'none'}."
     )
 
 
