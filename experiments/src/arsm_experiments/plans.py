@@ -284,7 +284,7 @@ FULL: tuple[Experiment, ...] = (
         (0.01,),
         ("rmsprop",),
         cpu_seconds=1500,
-        seeds=3,
+        seeds=5,
         seed=210,
         log_every=5,
         learning=LANDER,

@@ -256,7 +256,7 @@ def _control(tables: Tables) -> list[Claim]:
         )
     task = "LunarLander-v3"
     own, seconds, steps = (
-        control.cell(tables, task, "ARSM", metric).mean
+        control.cell(tables, task, control.LONGER, metric).mean
         for metric in ("its median", "CPU seconds", "simulator steps")
     )
     others = max(control.cell(tables, task, name, "simulator steps").mean for name in rivals)
@@ -265,7 +265,7 @@ def _control(tables: Tables) -> list[Claim]:
             "LunarLander",
             "ARSM passes 200",
             "figure, 19,050 s",
-            f"in {seconds:,.0f} CPU seconds {_beside(tables, task)}",
+            f"in {seconds:,.0f} CPU seconds {_beside(tables, task, control.LONGER)}",
             f"{steps / others:.0f} times the rivals' steps",
             "reproduced" if own >= 200 else "not reproduced",
             first=True,
@@ -290,11 +290,12 @@ def _control(tables: Tables) -> list[Claim]:
     return found
 
 
-def _beside(tables: Tables, task: str) -> str:
+def _beside(tables: Tables, task: str, own: str = "ARSM") -> str:
     """ARSM's and its rivals' medians, and the seeds that pass."""
+    rows = {"ARSM": own, "A2C": "A2C", "RELAX": "RELAX"}
     return "; ".join(
-        f"{name} {control.median(tables, task, name)}, {control.passes(tables, task, name)}"
-        for name in ("ARSM", "A2C", "RELAX")
+        f"{name} {control.median(tables, task, row)}, {control.passes(tables, task, row)}"
+        for name, row in rows.items()
     )
 
 
