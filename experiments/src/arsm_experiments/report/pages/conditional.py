@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, welch
-from arsm_experiments.report.training import CHOSE
+from arsm_experiments.report.rows import CHOSE
 
 TEST = "test, 1,000 samples"
 PROTOCOL = {

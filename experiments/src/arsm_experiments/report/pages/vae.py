@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from arsm_experiments.report.alone import step_times
 from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, pooled, welch
-from arsm_experiments.report.training import CHOSE, TRIED
+from arsm_experiments.report.rows import CHOSE, TRIED
 from arsm_experiments.report.vae import AS_RELEASED
 from arsm_experiments.runs import lines
 
