@@ -206,8 +206,8 @@ def _common_end(grid: Sequence[Record]) -> float:
 
 def _best(record: Record, until: float = inf) -> float:
     """The first seed's best validation."""
-    curve = record.by_seed("validation")
-    return min(loss for step, loss in curve[min(curve, key=int)].items() if step <= until)
+    _, curve = sorted(record.by_seed("validation").items())[0]
+    return min(loss for step, loss in curve.items() if step <= until)
 
 
 def _choice(grid: Sequence[Record]) -> Record:

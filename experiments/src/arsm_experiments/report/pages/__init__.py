@@ -36,6 +36,7 @@ from arsm_experiments.runs.files import write_atomically
 PAGES: dict[str, Mapping[str, Part]] = {
     "toy/README.md": toy.PARTS,
     "vae/README.md": vae.PARTS,
+    "vae/HISTORY.md": vae.HISTORY_PARTS,
     "conditional/README.md": conditional.PARTS,
     "control/README.md": control.PARTS,
     "compare/README.md": compare.PARTS,
