@@ -248,7 +248,8 @@ def method(config: Mapping[str, Any]) -> str:
 def trials(row: Row) -> dict[str, list[float]]:
     """What the trials of a row found, and their epochs if they were shorter."""
     found = {f"{TRIAL}{rate:g}": [loss] for rate, loss in row.trials.items()}
-    if found and row.trial_epochs < row.shown.config["epochs"]:
+    chose = row.tried == len(row.grid) > 1
+    if chose and row.trial_epochs < row.shown.config["epochs"]:
         found[TRIAL_EPOCHS] = [row.trial_epochs]
     return found
 
