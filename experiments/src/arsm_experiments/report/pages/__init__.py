@@ -55,6 +55,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     },
     "../benchmarks/README.md": benchmarks.PARTS,
     "../docs/estimators.md": {"compare": compare.in_short},
+    "../docs/guides/choosing.md": {"compare": compare.choosing},
     "../docs/guides/your_environment.md": {"branches": agents.in_short},
     "../docs/guides/vector_quantisation.md": quantisation.PARTS,
 }
