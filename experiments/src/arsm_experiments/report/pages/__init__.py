@@ -58,7 +58,10 @@ PAGES: dict[str, Mapping[str, Part]] = {
     "../benchmarks/README.md": benchmarks.PARTS,
     "../docs/estimators.md": {"compare": compare.in_short},
     "../docs/guides/choosing.md": {"compare": compare.choosing},
+    "../docs/guides/other_trainers.md": {"noise": trl.noise_in_short},
     "../docs/guides/your_environment.md": {"branches": agents.in_short},
+    "../docs/guides/your_language_model.md": {"noise": language_model.in_short},
+    "../docs/guides/your_pyro_model.md": {"pyro": pyro.in_short},
     "../docs/guides/vector_quantisation.md": quantisation.PARTS,
 }
 """The parts of each page by name; pages are relative to results/."""

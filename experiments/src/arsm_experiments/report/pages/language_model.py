@@ -127,6 +127,25 @@ def noise(tables: Tables) -> str:
     return "\n".join([*lines, best_fixed(tables)])
 
 
+GUIDE = {
+    "chain": "sums in written steps",
+    "countdown": "countdown",
+    "translate": "short translations",
+}
+"""Tasks of docs/guides/your_language_model.md."""
+
+
+def in_short(tables: Tables) -> str:
+    """Variance x tokens at fresh questions, for the guide."""
+    rows, columns = [], (4, 8, 16, 32)
+    for level in measured(tables):
+        sizes = {_draws(method): cell for method, cell in level.ratios.items() if _draws(method)}
+        if sizes:
+            cells = [_ratio(sizes[n]).replace("±", " ± ") if n in sizes else "" for n in columns]
+            rows.append([GUIDE[level.task], f"{level.accuracy:.2f}", *cells])
+    return markdown(["task", "mean reward", "4 draws", *(f"{n}" for n in columns[1:])], rows)
+
+
 def _draws(method: str) -> int:
     """The number of draws of a `Branch` without options at fresh questions; 0 for others."""
     plain = re.fullmatch(rf"branch (\d+){FRESH}", method)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from arsm_experiments.report.pages.tables import Tables, listed, markdown, welch
+from arsm_experiments.report.pages.tables import Tables, listed, markdown, welch, with_spread
 from arsm_experiments.report.welch import Difference
 from arsm_experiments.runs.lines import read_one
 
@@ -15,6 +15,94 @@ FILE = "trl/smollm2.json"
 TRAINERS = ("GRPOTrainer", "BranchTrainer")
 SMOOTH = 5
 """Updates that a reward is averaged over."""
+
+
+SHOWN = (
+    ("sort", "1e-4", (30_000, 60_000)),
+    ("sort", "3e-4", (30_000, 60_000)),
+    ("sort", "1e-3", (60_000,)),
+    ("count", "3e-4", (20_000, 60_000)),
+    ("count", "1e-3", (20_000,)),
+)
+"""Rows of the table of rewards: task, rate, and tokens."""
+BUDGETS = {1.0: "budget 1", None: "every state"}
+CREDIT = {"BranchTrainer": "", "TrueTokens": ", advantages [B, T]"}
+"""Trainers of noise.json: with the credit of all tokens, and of the true ones alone."""
+
+
+def rewards(tables: Tables) -> str:
+    """Rewards of both trainers at equal tokens."""
+    rows = []
+    for task, rate, several in SHOWN:
+        for place, tokens in enumerate(several):
+            name = "" if place else f"{task}, rate {rate}"
+            cells = [
+                tables.cell(
+                    "trl", f"{task}: {each}, rate {float(rate):g}", f"reward at {tokens} tokens"
+                )
+                for each in TRAINERS
+            ]
+            rows.append([name, f"{tokens:,}", *(with_spread(cell, 3) for cell in cells)])
+    return markdown(["reward, three seeds", "tokens", *TRAINERS], rows)
+
+
+def _noise(tables: Tables) -> dict[tuple[str, float | None, str], list[float]]:
+    """Variance x tokens relative to GRPOTrainer's, by task, budget and trainer: one per model."""
+    runs = read_one(tables.results / "trl/noise.json")["runs"]
+    units = {
+        (run["task"], run["seed"]): run["per_token"]
+        for run in runs
+        if run["trainer"] == TRAINERS[0]
+    }
+    found: dict[tuple[str, float | None, str], list[float]] = {}
+    for run in runs:
+        if run["trainer"] in CREDIT:
+            ratio = run["per_token"] / units[run["task"], run["seed"]]
+            found.setdefault((run["task"], run["budget"], run["trainer"]), []).append(ratio)
+    return found
+
+
+def noise(tables: Tables) -> str:
+    """Variance x tokens before training, one column per model."""
+    found = _noise(tables)
+    rows = [
+        [f"{task}, {name}{words}", *(f"{x:.2f}" for x in found[task, budget, trainer])]
+        for task in ("sort", "count")
+        for trainer, words in CREDIT.items()
+        for budget, name in BUDGETS.items()
+    ]
+    return markdown(["", *(f"model {place}" for place in range(3))], rows)
+
+
+def noise_in_short(tables: Tables) -> str:
+    """The same as means over the models, for docs/guides/other_trainers.md."""
+    found = _noise(tables)
+    rows = [
+        [
+            f"{task}, {name}",
+            *(f"{statistics.mean(found[task, budget, trainer]):.2g}" for trainer in CREDIT),
+        ]
+        for task in ("sort", "count")
+        for budget, name in BUDGETS.items()
+    ]
+    return markdown(["", "tokens and weights [B, T, n]", "advantages [B, T]"], rows)
+
+
+def _update(tables: Tables) -> str:
+    """What an update costs."""
+    ratios: dict[str, list[float]] = {}
+    for metric in ("cpu_seconds", "tokens"):
+        for task, rate in dict.fromkeys((task, rate) for task, rate, _ in SHOWN):
+            grpo, branch = (
+                tables.cell("trl", f"{task}: {name}, rate {float(rate):g}", metric).mean
+                for name in TRAINERS
+            )
+            ratios.setdefault(metric, []).append(branch / grpo)
+    seconds, tokens = (f"{min(own):.1f} to {max(own):.1f}" for own in ratios.values())
+    return (
+        f"An update of BranchTrainer takes {seconds} of GRPOTrainer's CPU time, with {tokens} of "
+        "its tokens."
+    )
 
 
 def small(tables: Tables) -> str:
@@ -34,9 +122,9 @@ def small(tables: Tables) -> str:
     return (
         "BranchTrainer less GRPOTrainer, with Welch's 95% interval:\n\n"
         f"- sort, 60,000 tokens, rates {listed(rates)}: {_signed(late)}. At 30,000, and on 2,000 "
-        f"fresh questions after all 120 updates, with 0.8 of the tokens, it is {rest}. At 1e-3 "
-        "both forget what they could.\n"
-        f"- count, 60,000 tokens (3e-4) and 20,000 (1e-3): {_signed(count)}."
+        f"fresh questions after all 120 updates, with 0.8 of the tokens, it is {rest}.\n"
+        f"- count, 60,000 tokens (3e-4) and 20,000 (1e-3): {_signed(count)}.\n"
+        f"- {_update(tables)}"
     )
 
 
@@ -115,4 +203,9 @@ def _row(name: str, several: Sequence[Sequence[float]], form: str = "{:.3f}") ->
     return [name, *cells]
 
 
-PARTS = {"small": small, "smollm2": smollm2}
+PARTS = {
+    "rewards": rewards,
+    "noise": noise,
+    "small": small,
+    "smollm2": smollm2,
+}
