@@ -15,6 +15,7 @@ from pathlib import Path
 
 from arsm_experiments.report.pages import (
     agents,
+    audit,
     benchmarks,
     claims,
     compare,
@@ -42,6 +43,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     "control/README.md": control.PARTS,
     "compare/README.md": compare.PARTS,
     "agents/README.md": agents.PARTS,
+    "audit/README.md": audit.PARTS,
     "agents/HISTORY.md": agents.HISTORY_PARTS,
     "sequences/README.md": sequences.PARTS,
     "language_model/README.md": language_model.PARTS,
