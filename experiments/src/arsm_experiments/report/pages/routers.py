@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arsm_experiments.report.pages.tables import Cell, Tables, markdown, welch, with_spread
+from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, welch, with_spread
 
 TABLE = "router/transformer.csv"
 SETTINGS = ("top-1", "top-2", "price")
@@ -82,4 +82,41 @@ def _loss(cells: dict[tuple[str, str], Cell], setting: str, way: str) -> str:
     return "" if cell is None else with_spread(cell, 3)
 
 
-PARTS = {"transformer": table, "finding": finding}
+BY_HAND = "RLOO(4) by hand"
+
+
+def mixture(tables: Tables) -> str:
+    """Accuracy and time per step of the mixture without positions."""
+
+    def of(way: str, metric: str = "test accuracy") -> Cell:
+        return tables.cell("router", f"Router: {way}", metric)
+
+    ours = [f"arsm.choices, {name}" for name in ("RLOO(4)", "RLOO(2)", "LocalExpectation", "ARSM")]
+    means = [of(way).mean for way in ours]
+    others = {
+        "leave-one-out by hand": BY_HAND,
+        "Gumbel straight-through": "Gumbel straight-through",
+        "Switch": "Switch",
+        "an untrained router": "untrained router",
+        "one expert": "one expert",
+    }
+    accuracy = ", ".join(f"{name} {of(way).mean:.3f}" for name, way in others.items())
+    unit = of(BY_HAND, "CPU ms per step").mean
+    steps = {
+        "`RLOO(4)`": ours[0],
+        "`RLOO(2)`": ours[1],
+        "Switch": "Switch",
+        "Gumbel": "Gumbel straight-through",
+    }
+    times = listed(
+        [f"{name} {of(way, 'CPU ms per step').mean / unit:.2f}" for name, way in steps.items()]
+    )
+    return (
+        "Accuracy with Switch's balancing loss: `RLOO(4)`, `RLOO(2)`, `LocalExpectation()` and "
+        f"`ARSM()` inside `arsm.choices` {min(means):.3f} to {max(means):.3f} (standard deviation "
+        f"{of(ours[0]).std:.3f}), {accuracy}. CPU time of a step, relative to leave-one-out by "
+        f"hand: {times}."
+    )
+
+
+PARTS = {"transformer": table, "finding": finding, "mixture": mixture}
