@@ -124,10 +124,10 @@ def make_rows(
         return _without_epochs(record.label), *numbers
 
     learning = _learning(records)
-    finished = {alike(record) for record in learning if is_finished(record)}
-    shown = [r for r in learning if is_finished(r) or alike(r) not in finished]
+    finished = {alike(record) for record in learning if is_complete(record)}
+    shown = [r for r in learning if is_complete(r) or alike(r) not in finished]
     ordered = sorted(merge_seeds(shown, alike), key=place)
-    again = _Fresh([record for record in _learning(fresh) if is_finished(record)], setting)
+    again = _Fresh([record for record in _learning(fresh) if is_complete(record)], setting)
     grids = again.joined([list(group) for _, group in groupby(ordered, key=place)])
     colours = palette([grid[0].config["estimator"] for grid in grids])
     rows = []
@@ -177,7 +177,7 @@ class _Fresh:
         return found
 
 
-def is_finished(record: Record) -> bool:
+def is_complete(record: Record) -> bool:
     """Whether all seeds have reached the last epoch."""
     return last(record, "epoch")[0] >= record.config["epochs"]
 
