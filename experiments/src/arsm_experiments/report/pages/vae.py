@@ -135,7 +135,7 @@ def note(tables: Tables) -> str:
     }
     if shorter:
         words = [f"{name} ({epochs:.0f})" for name, epochs in shorter.items()]
-        told.append(f"Rates were chosen in fewer epochs than 1,000 for {listed(words)}.")
+        told.append(f"Rates were chosen in fewer epochs than 1,000 for {'; '.join(words)}.")
     return " ".join(told)
 
 
@@ -234,8 +234,8 @@ def _free_logits(tables: Tables) -> str:
         return ""
     apart = welch(found["free"], all_arsm(tables))
     return (
-        f" With all 200 logits free, as in the paper's table of networks, ARSM reaches "
-        f"{found['free'].mean:.1f}, {apart.text} more."
+        " With all 200 logits free ARSM reaches "
+        f"{found['free'].mean:.1f}, less the first's {apart.text}."
     )
 
 
@@ -243,7 +243,8 @@ def _two_layers(tables: Tables, arsm: Cell) -> str:
     """Rivals on two layers beside ARSM by Algorithm 2."""
     found = ran(tables, TWO_LAYERS)
     words = [
-        f"{name} {each.mean:.1f}, {welch(each, arsm).text} more" for name, each in found.items()
+        f"{name} {each.mean:.1f}, less ARSM's {welch(each, arsm).text}"
+        for name, each in found.items()
     ]
     return f"; with the settings of the one-layer rows {'; '.join(words)}" if words else ""
 
