@@ -235,7 +235,7 @@ def _free_logits(tables: Tables) -> str:
     apart = welch(found["free"], all_arsm(tables))
     return (
         " With all 200 logits free ARSM reaches "
-        f"{found['free'].mean:.1f}, less the first's {apart.text}."
+        f"{found['free'].mean:.1f}, less that with one fixed {apart.text}."
     )
 
 
