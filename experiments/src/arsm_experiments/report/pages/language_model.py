@@ -124,7 +124,7 @@ def noise(tables: Tables) -> str:
             lines.append(f"- {level.task} {level.accuracy:.2f}: {', '.join(listed)}")
     if lines:
         lines += ["", default_draws(tables), ""]
-    return "\n".join([*lines, best_fixed(tables)])
+    return "\n".join([*lines, best_fixed(tables), "", chance(tables)])
 
 
 GUIDE = {
@@ -164,6 +164,18 @@ def best_fixed(tables: Tables) -> str:
             words.setdefault(level.task, []).append(cell)
     listed = "; ".join(f"{task} {', '.join(cells)}" for task, cells in words.items())
     return f"At 24 fixed questions the best number of draws: {listed}."
+
+
+def chance(tables: Tables) -> str:
+    """Rollouts played by chance: two measurements at nearly one accuracy."""
+    levels = _levels(tables, RATIO)
+    twice = [levels.get(("chain", name)) for name in ("0.3", f"0.3{AGAIN}")]
+    first, second = (level.ratios if level is not None else {} for level in twice)
+    likely, learned = "branch 32, chance", "branch 32, chance by value"
+    return (
+        f"`chance` by likelihood had {_ratio(first.get(likely))} and {_ratio(second.get(likely))} "
+        f"on chain at nearly one accuracy; by a learned probability {_ratio(second.get(learned))}."
+    )
 
 
 def long(tables: Tables) -> str:
