@@ -31,6 +31,10 @@ FRESH = ", fresh"
 """Ends the name of a method that met other questions in every estimate."""
 OURS = ("branch", "branch, 4 epochs")
 """Methods that branch."""
+CERTAIN = "branch 32"
+"""The method that `chance` was added to."""
+CHANCE = f"{CERTAIN}, chance"
+BY_VALUE = f"{CERTAIN}, chance by value"
 COIN = ", group 4, branch 8"
 """What all methods with a coin have in common."""
 QUANTILE = 1.96
@@ -145,6 +149,24 @@ def best_fixed(tables: Tables) -> str:
             words.setdefault(level.task, []).append(cell)
     listed = "; ".join(f"{task} {', '.join(cells)}" for task, cells in words.items())
     return f"At 24 fixed questions the best number of draws: {listed}."
+
+
+def chance(tables: Tables) -> str:
+    """Branches played by a probability that follows the model's; all measurements, repeated ones
+    too.
+    """
+    levels = [level for level in _levels(tables, RATIO).values() if level.task == "chain"]
+    listed = [
+        f"{_ratio(cell)} at {level.accuracy:.2f}"
+        for level in sorted(levels, key=lambda level: level.accuracy)
+        if (cell := level.ratios.get(CHANCE)) is not None
+    ]
+    (learned,) = (level for level in levels if BY_VALUE in level.ratios)
+    return (
+        f"`chance` on chain: {', '.join(listed)}; by a learned probability "
+        f"{_ratio(learned.ratios[BY_VALUE])} at {learned.accuracy:.2f}, without "
+        f"{_ratio(learned.ratios[CERTAIN])}."
+    )
 
 
 def long(tables: Tables) -> str:
@@ -422,6 +444,7 @@ def _seeds(ended: list[tuple[str, str, float]]) -> str:
 
 PARTS = {
     "noise": noise,
+    "chance": chance,
     "gains": gains,
     "long": long,
     "training": training,
