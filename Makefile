@@ -13,7 +13,7 @@ help:  ## this list
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable experiments
 	touch $@
 
-demo: .venv/installed  ## one page: a choice, a latent code, a sequence task, an agent and a wrong gradient; a minute and a half
+demo: .venv/installed  ## one page: a choice, a latent code, a sequence task, an agent and a wrong gradient; takes minutes
 	$(BIN)/arsm demo
 
 reproduce: .venv/installed  ## every experiment of the paper, shortened to minutes, and the page that reports them

@@ -5,7 +5,6 @@ the site builds.
 from __future__ import annotations
 
 import ast
-import csv
 import dataclasses
 import importlib.util
 import inspect
@@ -275,38 +274,6 @@ def test_environment_guide_names_settings_that_exist() -> None:
     )
     assert len(words) > 5
     assert set(words) <= known
-
-
-def measured() -> dict[str, dict[str, float]]:
-    """Mean squared error x evaluations by problem and estimator, from results/compare."""
-    costs: dict[str, dict[str, float]] = {}
-    with (ROOT / "results" / "compare" / "table.csv").open() as file:
-        for row in csv.DictReader(file):
-            if row["metric"] == "error x evaluations":
-                problem, label = row["row"].removeprefix("Comparison, ").split(": ", 1)
-                costs.setdefault(problem, {})[label.removesuffix(" (biased)")] = float(row["mean"])
-    return costs
-
-
-def test_choosing_quotes_the_measurements() -> None:
-    costs = measured()
-    table = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in (DOCS / "guides" / "choosing.md").read_text().splitlines()
-        if line.startswith("|")
-    ]
-    columns = [
-        [problem for problem in costs if problem.startswith(cell.strip("`"))]
-        for cell in table[0][1:]
-    ]
-    quoted = 0
-    for label, *cells in table[2:]:
-        for (problem,), cell in zip(columns, cells, strict=True):
-            if cell:
-                ratio = costs[problem][label.strip("`")] / costs[problem]["rloo"]
-                assert float(cell) == float(f"{ratio:.2g}"), f"{label} on {problem}: {ratio:.2g}"
-                quoted += 1
-    assert quoted > 40
 
 
 def load(path: Path) -> ModuleType:

@@ -4,11 +4,8 @@ exact ELBO.
 
 from __future__ import annotations
 
-import csv
 import math
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -462,56 +459,3 @@ def test_an_automatic_guide_may_be_a_flow() -> None:
 def test_the_example_learns() -> None:
     reached = load("pyro_vae").main(steps=120, batch=50, losses=["arsm.pyro.ELBO"])
     assert reached["arsm.pyro.ELBO"] < 195  # with Pyro's own ELBOs it is 200
-
-
-# ---------------------------------------------------------------- published numbers
-
-RESULTS = Path(__file__).parent.parent / "results" / "pyro"
-
-
-def means(name: str) -> dict[tuple[str, str], float]:
-    with (RESULTS / name).open() as file:
-        return {(row["row"], row["metric"]): float(row["mean"]) for row in csv.DictReader(file)}
-
-
-def quoted_rows(columns: int) -> list[tuple[str, list[str]]]:
-    """The page's rows with so many numbers: the method as the tables name it, and its cells."""
-    found = []
-    for line in (RESULTS / "README.md").read_text().splitlines():
-        words, *cells = (cell.strip(" *") for cell in line.strip("|").split("|"))
-        if len(cells) == columns and re.match(r"-?\d", cells[0]):
-            ours = f"arsm.pyro.ELBO, {words.strip('`')}"
-            found.append((ours if words.startswith("`") else words, cells))
-    return found
-
-
-def test_the_page_quotes_the_variances() -> None:
-    found = means("table.csv")
-    rows = quoted_rows(3)
-    assert len(rows) == 10
-    for method, (_, *costs) in rows:
-        for cell, steps in zip(costs, (0, 550), strict=True):
-            row = f"Pyro VAE, K = 8, {steps} steps: {method}"
-            value = found[row, "variance x time / best of Pyro's"]
-            assert float(cell) == pytest.approx(value, rel=0.051), f"{row}: {value:.3g}"
-
-
-def test_the_page_quotes_the_training() -> None:
-    found = means("training.csv")
-    rows = quoted_rows(4)
-    assert len(rows) == 7 + 7
-    problems = ["mixture", "HMM, mean-field guide", "HMM, chain guide", "digits VAE"]
-    for method, cells in rows:
-        for cell, problem, seconds in zip(cells, problems, (2, 4, 4, 8), strict=True):
-            row = f"{problem}: {method}"
-            if cell == "-":
-                assert not any(label == row for label, _ in found)
-            elif "(" in cell:  # CPU ms, and as a multiple of Trace_ELBO's
-                quoted = [float(number) for number in re.findall(r"[\d.]+", cell)]
-                metrics = ("CPU ms", "time / Trace_ELBO's with 8 particles")
-                values = [found[row, metric] for metric in metrics]
-                assert quoted[0] == round(values[0]), row
-                assert quoted[1] == pytest.approx(values[1], abs=0.0051), row
-            else:
-                value = found[row, f"ELBO per row after {seconds} CPU s"]
-                assert float(cell) == pytest.approx(value, abs=0.051 if seconds == 8 else 0.0051)

@@ -1,10 +1,9 @@
-"""The pages once every planned run of the VAE and of half a digit is there, with made-up numbers
-for those that are not.
-"""
+"""The pages as the planned runs of the VAE and of half a digit arrive, with made-up numbers."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from arsm_experiments.conditional import Conditional
-from arsm_experiments.plans import FULL
+from arsm_experiments.plans import (
+    FULL,
+    algorithm2,
+    algorithm2_fresh,
+    conditional_sampled,
+    free_logits,
+    free_logits_fresh,
+    one_layer_fresh,
+    precision,
+    two_layers,
+    two_layers_fresh,
+)
 from arsm_experiments.report.conditional import conditional_sections
 from arsm_experiments.report.pages import conditional, paper, remake, vae
 from arsm_experiments.report.pages.tables import Tables
@@ -28,40 +38,60 @@ write_run = partial(training_runs.write_run, train_gap=-7.0, evaluations=40.0)
 AT_END = {"vae": {"best_test": 0.5, "bound": -10.0}, "conditional": {"best_test": 0.5}}
 
 
-def made_up(root: Path, planned: Training, name: str) -> Record:
-    """A finished run of one of its folders: seeds differ by a tenth of a nat."""
+SECTIONS = {"vae": vae_sections, "conditional": conditional_sections}
+KIND = {"vae": Vae, "conditional": Conditional}
+
+
+def made_up(
+    root: Path, planned: Training, name: str, epochs: Sequence[int] | None = None
+) -> Record:
+    """A run of one of its folders, finished unless `epochs` end earlier; seeds differ by a tenth of
+    a nat, and the smallest rate is the best.
+    """
     folders = {folder.name: config for folder, config in planned.runs().items()}
     own = folders[name]
     one = replace(planned, rates=(own["rate"],), dropouts=(own["dropout"],))
     best = 80 + 1e3 * own["rate"]
     validation = [[best + 30, best + 5, best + 0.1 * place] for place in range(len(one.seeds))]
-    return write_run(root, one, validation, at_end=AT_END[planned.experiment])
+    return write_run(root, one, validation, epochs, at_end=AT_END[planned.experiment])
+
+
+def all_of(root: Path, planned: Training, epochs: Sequence[int] | None = None) -> list[Record]:
+    """All run folders of a command."""
+    return [made_up(root, planned, path.name, epochs) for path in planned.runs()]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """results/ with all planned runs, and its pages made again."""
+def known() -> list[Record]:
+    """The runs that are archived."""
+    return [record for record in read_runs(ROOT / "results" / "runs") if record.experiment in KIND]
+
+
+def pages(folder: Path, known: Sequence[Record], new: Sequence[Record]) -> Path:
+    """results/ with these runs, and its pages made again."""
+    results = folder / "results"
+    shutil.copytree(ROOT / "results", results, ignore=shutil.ignore_patterns("*.png", "*.tar.xz"))
+    for experiment, sections in SECTIONS.items():
+        own = [record for record in (*known, *new) if record.experiment == experiment]
+        (results / experiment / "table.csv").write_text(results_csv(sections(own)))
+    remake(results)
+    return results
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, known: list[Record]) -> Path:
+    """results/ with all planned runs."""
     folder = tmp_path_factory.mktemp("everything")
-    shutil.copytree(
-        ROOT / "results", folder / "results", ignore=shutil.ignore_patterns("*.png", "*.tar.xz")
-    )
-    records = read_runs(ROOT / "results" / "runs")
-    sections = {"vae": vae_sections, "conditional": conditional_sections}
-    for experiment, kind in (("vae", Vae), ("conditional", Conditional)):
-        known = [record for record in records if record.experiment == experiment]
-        names = {record.name for record in known}
-        new = [
-            made_up(folder, each, path.name)
-            for each in FULL
-            # a short run serves the comparison's checkpoint alone
-            if isinstance(each, kind) and each.name != "short"
-            for path in each.runs()
-            if path.name not in names
-        ]
-        table = folder / "results" / experiment / "table.csv"
-        table.write_text(results_csv(sections[experiment]([*known, *new])))
-    remake(folder / "results")
-    return folder / "results"
+    names = {record.name for record in known}
+    new = [
+        made_up(folder, each, path.name)
+        for each in FULL
+        # a short run serves the comparison's checkpoint alone
+        if isinstance(each, Training) and each.name != "short"
+        for path in each.runs()
+        if path.name not in names
+    ]
+    return pages(folder, known, new)
 
 
 def test_every_row_of_the_pages_is_there(results: Path) -> None:
@@ -109,3 +139,115 @@ def test_half_a_digit_is_judged_on_sampled_pixels(results: Path) -> None:
 def test_the_page_stays_short(results: Path, name: str) -> None:
     words = (results / name / "README.md").read_text().split()
     assert len(words) <= 900
+
+
+STRAIGHT = "gumbel-softmax:hard=True"
+RELAX = "| RELAX | 3"
+
+
+def page(results: Path, name: str = "README.md") -> str:
+    return (results / "vae" / name).read_text()
+
+
+def test_an_unfinished_run_changes_no_page(tmp_path: Path, known: list[Record]) -> None:
+    running = (
+        one_layer_fresh("relax", rates=(5e-4,)),
+        two_layers(STRAIGHT, layers=2),
+        two_layers_fresh(STRAIGHT, layers=2),
+        free_logits,
+        free_logits_fresh,
+        algorithm2,
+        precision("arsm", seeds=tuple(range(10, 16))),
+    )
+    new = [run for each in running for run in all_of(tmp_path, each, (10, 400, 990))]
+    results = pages(tmp_path, known, new)
+    for name in ("vae/README.md", "README.md", "conditional/README.md"):
+        assert (results / name).read_text() == (ROOT / "results" / name).read_text()
+
+
+def test_a_grid_alone_is_trials(tmp_path: Path, known: list[Record]) -> None:
+    """Until other seeds report the rate, no row shows it, and the runs count as missing."""
+    grids = (two_layers(STRAIGHT, layers=2), free_logits, algorithm2)
+    results = pages(tmp_path, known, [run for each in grids for run in all_of(tmp_path, each)])
+    assert page(results) == page(ROOT / "results")
+    trials = page(results, "HISTORY.md")
+    assert "| two layers: straight-through Gumbel-Softmax | **80.1** | 80.2 | 80.3 |" in trials
+    assert "| ARSM, 200 free logits | **80.1** |" in trials
+    # Algorithm 2 at 1e-4 is a real run
+    assert "| two layers: ARSM, Algorithm 2 | 90.5 | **80.2** | 80.3 | 80.4 | 80.5 |" in trials
+
+
+def test_fresh_seeds_replace_those_that_chose(tmp_path: Path, known: list[Record]) -> None:
+    assert f"{RELAX}* |" in page(ROOT / "results")
+    new = all_of(tmp_path, one_layer_fresh("relax", rates=(5e-4,)))
+    told = page(pages(tmp_path, known, new))
+    assert f"{RELAX} | 38 | 81.1 ± 0.1 |" in told
+    # the other rows still have theirs
+    assert "One of the seeds chose the rate" in told
+    assert "other seeds for the rows with" in told
+
+
+def test_fresh_seeds_of_two_commands_are_one_row(tmp_path: Path, known: list[Record]) -> None:
+    """ARS has fresh seeds already; of ARSM's some ran before the others."""
+    new = [
+        run
+        for each in (
+            one_layer_fresh("ars", rates=(2e-4,)),
+            precision("arsm", seeds=(10, 11)),
+            precision("arsm", seeds=(12, 13, 14)),
+        )
+        for run in all_of(tmp_path, each)
+    ]
+    told = page(pages(tmp_path, known, new))
+    assert "| ARS | 6 |" in told
+    assert "| ARSM, f in bfloat16 | 5 |" in told
+    assert "TF32" not in told
+
+
+def test_a_grid_that_was_cut_short_counts(tmp_path: Path, known: list[Record]) -> None:
+    grids = [
+        replace(two_layers(STRAIGHT, layers=2), epochs=400),
+        replace(algorithm2, epochs=700),
+    ]
+    reports = [
+        two_layers_fresh(STRAIGHT, layers=2, rates=(1e-4,)),
+        replace(algorithm2_fresh, rates=(2e-4,)),
+    ]
+    new = [run for each in (*grids, *reports) for run in all_of(tmp_path, each)]
+    results = pages(tmp_path, known, new)
+    told = page(results)
+    assert "| two layers: straight-through Gumbel-Softmax | 3 |" in told
+    assert "two layers: ARSM, Algorithm 2 (700)" in told
+    assert "two layers: straight-through Gumbel-Softmax (400)" in told
+    assert "Algorithm 2 at other rates" not in told
+    assert "one rate" not in (results / "README.md").read_text()
+    trials = page(results, "HISTORY.md")
+    assert "| two layers: straight-through Gumbel-Softmax | **80.1** |" in trials
+    assert "| two layers: ARSM, Algorithm 2 | 90.5 | **80.2** |" in trials
+
+
+def test_the_list_of_missing_runs_shrinks(tmp_path: Path, known: list[Record]) -> None:
+    def missing(results: Path) -> list[str]:
+        (line,) = (line for line in page(results).splitlines() if "Planned, not run:" in line)
+        told = line.partition(": ")[2].rstrip(".")
+        return [word for words in told.split(", ") for word in words.split(" and ")]
+
+    new = all_of(tmp_path, free_logits_fresh)
+    before = missing(ROOT / "results")
+    # without a grid nothing says which rate to show
+    assert missing(pages(tmp_path / "fresh", known, new)) == before
+    new += all_of(tmp_path, free_logits)
+    shorter = missing(pages(tmp_path / "both", known, new))
+    assert set(before) - set(shorter) == {"one layer with the paper's 200 free logits"}
+    assert set(shorter) < set(before)
+
+
+def test_a_seed_that_is_run_again_takes_its_place(tmp_path: Path, known: list[Record]) -> None:
+    """On sampled pixels one seed of leave-one-out overflowed."""
+    before = (ROOT / "results" / "conditional" / "README.md").read_text()
+    assert "(n = 2)" in before
+    assert "three seeds is left out" in before
+    new = all_of(tmp_path, conditional_sampled("rloo:samples=46,live=1", seeds=(2,)))
+    told = (pages(tmp_path, known, new) / "conditional" / "README.md").read_text()
+    assert "(n = 2)" not in told
+    assert "three seeds is left out" not in told

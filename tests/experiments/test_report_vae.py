@@ -138,32 +138,18 @@ def test_seconds_are_those_of_all_commands_and_on_the_axis_a_seeds_own(tmp_path:
     assert series.x == [2.0 * epoch for epoch in (10, 500, 1000)]
 
 
-def test_seeds_behind_the_others_hold_their_row_back_but_not_the_choice_of_its_rate(
-    tmp_path: Path,
-) -> None:
-    records = [
-        write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 90.0, 88.0, 89.0]], (10, 20, 500, 1000)),
-        write_run(tmp_path, Vae(rates=(3e-4,)), [[120.0, 95.0, 94.0, 87.0]], (10, 20, 500, 1000)),
-        write_run(
-            tmp_path, Vae(rates=(3e-4,), seeds=(1, 2)), [[119.0, 96.0], [118.0, 119.0]], (10, 20)
-        ),
+def test_an_unfinished_run_stays_out_of_a_row_that_has_finished_seeds(tmp_path: Path) -> None:
+    epochs = (10, 20, 500, 1000)
+    finished = [
+        write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 90.0, 88.0, 89.0]], epochs),
+        write_run(tmp_path, Vae(rates=(3e-4,)), [[120.0, 95.0, 94.0, 87.0]], epochs),
     ]
-    (section,) = vae_sections(records)
-    cells = rows_of(section)["arsm (20 epochs)"]
-    assert cells["learning rate"].values == [3e-4]
-    assert cells["validation"].values == [95.0, 96.0, 118.0]
-    assert cells["test"].values == [95.0 + TEST_GAP, 96.0 + TEST_GAP, 118.0 + TEST_GAP]
-    assert cells["test, last epoch"].values == [95.0 + TEST_GAP, 96.0 + TEST_GAP, 119.0 + TEST_GAP]
-    assert "bound, 1,000 samples" not in cells
-    for figure in section.figures[:2]:
-        for panel in figure.panels:
-            assert all(
-                len(series.x) == len(series.y) == 2
-                for view in panel.views.values()
-                for series in view
-            )
-    line, dots, ring = section.figures[-1].panels[0].views["learning rate"]
-    assert (line.y, dots.y, ring.y) == ([88.0, 87.0], [96.0, 118.0], [87.0])
+    running = write_run(
+        tmp_path, Vae(rates=(3e-4,), seeds=(1, 2)), [[119.0, 70.0], [118.0, 119.0]], (10, 20)
+    )
+    (section,), (expected,) = vae_sections([*finished, running]), vae_sections(finished)
+    assert results_csv([section]) == results_csv([expected])
+    assert rows_of(section)["arsm"]["validation"].values == [87.0]
 
 
 def test_an_unfinished_run_has_the_test_figure_of_its_best_epoch(tmp_path: Path) -> None:
@@ -347,6 +333,74 @@ def test_fresh_seeds_at_another_rate_or_precision_are_a_section_of_their_own(
             [other.name],
         ]
         assert [section.title for section in sections] == ["VAE, 1 layer", "VAE, 1 layer (fresh)"]
+
+
+def test_fresh_seeds_of_several_commands_are_one_row(tmp_path: Path) -> None:
+    records = [
+        write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 86.0, 88.0]]),
+        write_run(tmp_path, Vae(rates=(3e-4,)), [[120.0, 87.0, 88.0]]),
+        write_run(tmp_path, Vae(rates=(2e-4,), seeds=(1,), name="fresh"), [[120.0, 90.0, 91.0]]),
+        write_run(
+            tmp_path,
+            Vae(rates=(2e-4,), seeds=(3, 4), name="one-layer-fresh"),
+            [[120.0, 92.0, 93.0], [120.0, 94.0, 95.0]],
+        ),
+        # still running
+        write_run(
+            tmp_path,
+            Vae(rates=(2e-4,), seeds=(5,), name="one-layer-fresh"),
+            [[120.0, 70.0]],
+            (10, 20),
+        ),
+    ]
+    section, running = vae_sections(records)
+    assert rows_of(section)["arsm"]["validation"].values == [90.0, 92.0, 94.0]
+    assert rows_of(section)["arsm"]["seeds that chose the rate"].values == [0.0]
+    assert [record.name for record in section.records] == [record.name for record in records[:-1]]
+    assert list(rows_of(running)) == ["arsm (20 epochs)"]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_shorter_trials_choose_the_rate_of_fresh_seeds(tmp_path: Path, known: bool) -> None:
+    """`known`: one rate already had several seeds that were trained to the end."""
+    short, late = (10, 200, 400), (10, 400, 1000)
+    old = [[120.0, 90.0, 60.0], [120.0, 90.0, 61.0]]
+    records = [
+        write_run(tmp_path, Vae(rates=(rate,), epochs=400), [[120.0, 91.0, best]], short)
+        for rate, best in ((2e-4, 86.0), (3e-4, 84.0))
+    ]
+    if known:
+        # better at its end, but not by the time at which the others stop
+        records.append(write_run(tmp_path, Vae(rates=(1e-4,), seeds=(0, 1)), old, late))
+    before = {row for section in vae_sections(records) for row in rows_of(section)}
+    assert before == {"arsm, epochs 400", *(["arsm"] if known else [])}
+    fresh = Vae(rates=(3e-4,), seeds=(1, 2), name="fresh")
+    records.append(write_run(tmp_path, fresh, [[120.0, 83.0, 82.0], [120.0, 83.0, 81.0]], late))
+    (section,) = vae_sections(records)
+    cells = rows_of(section)["arsm"]
+    assert cells["validation"].values == [82.0, 81.0]
+    assert cells["learning rates tried"].values == [3.0 if known else 2.0]
+    assert cells["seeds that chose the rate"].values == [0.0]
+    assert cells["test"].paper == 86.7
+    found = {result.metric: result.values for result in section.trials}
+    assert found["epochs of the trials"] == [400]
+    assert found["validation of the trial at 0.0003"] == [84.0]
+    assert found.get("validation of the trial at 0.0001") == ([90.0] if known else None)
+
+
+def test_a_choice_waits_for_the_seeds_that_report_it(tmp_path: Path) -> None:
+    """Trials with one seed do not take the place of a rate that has several."""
+    several = [[120.0, 90.0, 91.0], [120.0, 94.0, 95.0]]
+    records = [
+        write_run(tmp_path, Vae(rates=(1e-4,), seeds=(0, 1)), several),
+        write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 86.0, 88.0]]),
+    ]
+    (section,) = vae_sections(records)
+    cells = rows_of(section)["arsm"]
+    assert cells["validation"].values == [90.0, 94.0]
+    assert cells["learning rates tried"].values == [1.0]
+    assert cells["seeds that chose the rate"].values == [0.0]
+    assert [result.values for result in section.trials] == [[90.0], [86.0]]
 
 
 def test_rows_above_the_scale_leave_the_curves_and_the_papers_lines_are_labelled(

@@ -8,18 +8,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from arsm_experiments.labels import readable
+from arsm_experiments.report.rows import CHOSE, Row, last, make_rows
 from arsm_experiments.report.sections import Result, Section
-from arsm_experiments.report.training import (
-    CHOSE,
-    PARTS,
-    SECONDS,
-    Row,
-    figures,
-    last,
-    make_rows,
-    not_run,
-    pictures,
-)
+from arsm_experiments.report.training import PARTS, SECONDS, figures, not_run, pictures
 from arsm_experiments.runs.reader import Record
 
 # test -ln p(x_l | x_u) in nats: Yin, Yue and Zhou, ARSM, ICML 2019, table 2, whose other rows are
@@ -107,7 +98,7 @@ def _results(row: Row) -> list[Result]:
         _test(few): row.at_best("test"),
         f"{_test(few)}, last epoch": last(record, "test"),
         _test(config["test_samples"]): last(record, "best_test"),
-        CHOSE: [float(row.fresh is None and len(row.grid) > 1)],
+        CHOSE: [float(row.flattered)],
         "evaluations, last epoch": last(record, "evaluations"),
         "seconds": [record.seconds],
     }

@@ -174,6 +174,8 @@ class Section:
     """That metric with its unit, if its name does not say it."""
     claims: Sequence[Headline] = ()
     """Further lines of that table that are not single results."""
+    trials: Sequence[Result] = ()
+    """Results behind the choice of settings, for table.csv alone."""
     folded: str = ""
     """If not empty, the page says this sentence instead of a finding."""
 
@@ -229,7 +231,7 @@ def results_csv(sections: Iterable[Section]) -> str:
     writer.writerow(COLUMNS)
     said = None
     for section in sections:
-        for r in section.results:
+        for r in (*section.results, *section.trials):
             row = f"{section.title}: {r.row}"
             session = r.record.sessions[-1]
             spread = "" if r.std is None else f"{r.std:.6g}"

@@ -1,18 +1,16 @@
-"""Rows and figures for training runs: each estimator at the learning rate that validation chose."""
+"""Figures, pictures and sentences of training runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
-from math import isfinite
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any
 
 from arsm_experiments.labels import readable
-from arsm_experiments.report.figures import Figure, Level, Panel, Series, band, palette
+from arsm_experiments.report.figures import Figure, Level, Panel, Series, band
+from arsm_experiments.report.rows import Row, label_of, method, own_curves, values
 from arsm_experiments.report.sections import Picture
-from arsm_experiments.runs.merge import merge_seeds
 from arsm_experiments.runs.reader import Record
 
 Places = Callable[[Record], Sequence[Any]]
@@ -20,115 +18,10 @@ Places = Callable[[Record], Sequence[Any]]
 HIGHEST = 1.5
 """Curves are drawn up to this many times the lowest loss."""
 PARTS = ("train", "validation", "test")
-CHOSE = "seeds that chose the rate"
-"""Seeds of a row that were also used to choose its learning rate: they flatter it."""
-TRIED = "learning rates tried"
 SECONDS = (
     "Seconds are for the whole command, which trains all its seeds and learning rates together, "
     "or the sum if a row's seeds come from several commands."
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One label: an estimator with one set of other settings."""
-
-    grid: Sequence[Record]
-    """Its runs, by learning rate."""
-    chosen: Record
-    colour: str
-    paper: Mapping[str, float]
-    """The paper's numbers by metric, if it has this row."""
-    fresh: Record | None = None
-    """Seeds that were trained after the rate was chosen, if any."""
-
-    @property
-    def label(self) -> str:
-        """The label of the shown runs, with the epochs that all seeds have reached if one is
-        unfinished.
-        """
-        return label_of(self.shown)
-
-    @property
-    def shown(self) -> Record:
-        """The run of tables and curves: the fresh seeds if any, because the seeds that chose the
-        rate flatter it.
-        """
-        return self.fresh or self.chosen
-
-    @property
-    def name(self) -> str:
-        """Its label and learning rate, for the legend."""
-        fresh = ", fresh seeds" if self.fresh else ""
-        return f"{self.label}, rate {self.chosen.config['rate']:g}{fresh}"
-
-    def at_best(self, key: str) -> list[float]:
-        """The metric at each seed's best validation, among the epochs that all seeds have
-        reached. An archive may have dropped that epoch's measurement of the other seeds.
-        """
-        until = self.shown.series("validation")[0][-1]
-        wanted = self.shown.by_seed(key)
-        found = []
-        for seed, validation in self.shown.by_seed("validation").items():
-            reached = [step for step in validation if step <= until]
-            found.append(wanted[seed][min(reached, key=validation.__getitem__)])
-        return found
-
-
-def label_of(record: Record) -> str:
-    """The run's label, with the epochs that all seeds have reached if one is unfinished."""
-    done = last(record, "epoch")[0]
-    return record.label + (f" ({done:,} epochs)" if done < record.config["epochs"] else "")
-
-
-def make_rows(
-    records: Sequence[Record],
-    paper: Mapping[str, Mapping[str, float]],
-    *counts: str,
-    fresh: Sequence[Record] = (),
-) -> list[Row]:
-    """The estimators in the paper's order, then by name, each with its grid of rates and the chosen
-    one.
-
-    `paper` has a number by metric for each method, in its order. Seeds that ran in several commands
-    are put together, unless these commands differ in the numbers of samples named in `counts`.
-    `fresh` are runs of seeds that were trained after their rate had been chosen.
-    """
-
-    def place(record: Record) -> tuple[int, str]:
-        return [*paper, method(record.config)].index(method(record.config)), record.label
-
-    def alike(record: Record) -> tuple[object, ...]:
-        return record.label, *(record.config[key] for key in ("rate", *counts))
-
-    learning = [found for record in records if (found := _learning(record)).metrics]
-    ordered = sorted(merge_seeds(learning, alike), key=place)
-    grids = [
-        sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=place)
-    ]
-    colours = palette([grid[0].config["estimator"] for grid in grids])
-    trained_again = {(*alike(record), record.config["precision"]): record for record in fresh}
-    rows = []
-    for grid, colour in zip(grids, colours, strict=True):
-        chosen = min(grid, key=lambda r: min(own_curves(r, "validation")[0]))
-        again = trained_again.get((*alike(chosen), chosen.config["precision"]))
-        rows.append(Row(grid, chosen, colour, _paper(grid[0], paper), again))
-    return rows
-
-
-def _learning(record: Record) -> Record:
-    """The run without seeds whose gradients overflowed Adam's second moments: such a seed stands
-    still from then on, whatever its estimator.
-    """
-    variances = record.by_seed("gradient_variance")
-    broken = {seed for seed, own in variances.items() if not all(map(isfinite, own.values()))}
-    return replace(record, metrics=[line for line in record.metrics if line["seed"] not in broken])
-
-
-def _paper(record: Record, paper: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
-    """The paper's numbers for a run; none if its label names a setting that is not the paper's."""
-    as_printed = record.label == record.config["estimator"]
-    return paper.get(record.label) or (paper.get(method(record.config), {}) if as_printed else {})
 
 
 def not_run(rows: Sequence[Row], paper: Mapping[str, Mapping[str, float]], metric: str) -> str:
@@ -144,33 +37,6 @@ def not_run(rows: Sequence[Row], paper: Mapping[str, Mapping[str, float]], metri
         if absent
         else ""
     )
-
-
-def method(config: Mapping[str, Any]) -> str:
-    """The estimator's words without its temperature, which the paper does not give."""
-    name, _, options = config["estimator"].partition(":")
-    kept = [
-        option for option in options.split(",") if option and not option.startswith("temperature=")
-    ]
-    return ":".join(filter(None, (name, ",".join(kept))))
-
-
-def values(record: Record, key: str) -> list[list[float]]:
-    """The metric at the epochs that all seeds have reached, one list per seed."""
-    return record.series(key)[1]
-
-
-def own_curves(record: Record, key: str) -> list[list[float]]:
-    """The metric along each seed's whole run, one list per seed, the smallest seed's first."""
-    return [list(curve.values()) for _, curve in sorted(record.by_seed(key).items())]
-
-
-def last(record: Record, key: str) -> list[float]:
-    """The metric at the last epoch that all seeds have reached; empty if one seed never measured
-    it.
-    """
-    found = values(record, key)
-    return [seed[-1] for seed in found] if len(found) == len(values(record, "epoch")) else []
 
 
 def pictures(rows: Sequence[Row], what: str) -> list[Picture]:

@@ -7,19 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from arsm_experiments.report.rows import CHOSE, TRIED, Row, last, make_rows, trials
 from arsm_experiments.report.sections import Result, Section
-from arsm_experiments.report.training import (
-    CHOSE,
-    PARTS,
-    SECONDS,
-    TRIED,
-    Row,
-    figures,
-    last,
-    make_rows,
-    not_run,
-    pictures,
-)
+from arsm_experiments.report.training import PARTS, SECONDS, figures, not_run, pictures
 from arsm_experiments.runs.reader import Record
 
 AS_RELEASED = (
@@ -91,7 +81,7 @@ def _section(
         words: {"train": train, "test": test} for words, (train, test) in PAPER[layers].items()
     }
     rows = make_rows(records, paper, "bound_samples", fresh=fresh)
-    again = [row.fresh for row in rows if row.fresh]
+    again = [part for row in rows for part in row.parts]
     slug = "-".join(filter(None, (group, f"{layers}layer")))
     title = f"VAE, {layers} layer{'s' * (layers > 1)}" + (f" ({group})" if group else "")
     config = rows[0].chosen.config
@@ -119,6 +109,11 @@ def _section(
         pictures(rows, "test images, their reconstructions, samples from the prior"),
         headline="test",
         headline_words="test -ELBO in nats",
+        trials=[
+            Result(row.label, metric, numbers, row.chosen)
+            for row in rows
+            for metric, numbers in trials(row).items()
+        ],
     )
 
 
@@ -127,13 +122,13 @@ def _results(row: Row) -> list[Result]:
     record = row.shown
     found = {
         "learning rate": [record.config["rate"]],
-        TRIED: [float(len(row.grid))],
+        TRIED: [float(row.tried)],
         "train": row.at_best("train"),
         "validation": row.at_best("validation"),
         "test": last(record, "best_test") or row.at_best("test"),
         "test, last epoch": last(record, "test"),
         f"bound, {record.config['bound_samples']:,} samples": last(record, "bound"),
-        CHOSE: [float(row.fresh is None and len(row.grid) > 1)],
+        CHOSE: [float(row.flattered)],
         "evaluations, last epoch": last(record, "evaluations"),
         "seconds": [record.seconds],
     }

@@ -22,6 +22,7 @@ from arsm_experiments.report.pages import (
     control,
     language_model,
     paper,
+    pyro,
     quantisation,
     routers,
     sequences,
@@ -36,6 +37,7 @@ from arsm_experiments.runs.files import write_atomically
 PAGES: dict[str, Mapping[str, Part]] = {
     "toy/README.md": toy.PARTS,
     "vae/README.md": vae.PARTS,
+    "vae/HISTORY.md": vae.HISTORY_PARTS,
     "conditional/README.md": conditional.PARTS,
     "control/README.md": control.PARTS,
     "compare/README.md": compare.PARTS,
@@ -44,6 +46,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     "sequences/README.md": sequences.PARTS,
     "language_model/README.md": language_model.PARTS,
     "language_model/candidates.md": {"candidates": language_model.candidates},
+    "pyro/README.md": pyro.PARTS,
     "router/README.md": routers.PARTS,
     "trl/README.md": trl.PARTS,
     "README.md": paper.PARTS,
@@ -54,6 +57,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     },
     "../benchmarks/README.md": benchmarks.PARTS,
     "../docs/estimators.md": {"compare": compare.in_short},
+    "../docs/guides/choosing.md": {"compare": compare.choosing},
     "../docs/guides/your_environment.md": {"branches": agents.in_short},
     "../docs/guides/vector_quantisation.md": quantisation.PARTS,
 }

@@ -1,4 +1,4 @@
-"""The generated parts of results/compare/README.md."""
+"""The generated parts of results/compare/README.md and of two pages of docs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,34 @@ LEFT_OUT = (
     "ugc",
 )
 """Variants and close relatives of other rows; table.csv has them."""
+
+CHOOSING = {
+    "network-0.1": "network-0.1",
+    "network-6": "network-6",
+    VAES[1]: "vae-1layer",
+    VAES[0]: "vae-short",
+    "toy-30": "toy-30",
+    "toy-1000": "toy-1000",
+}
+"""Columns of the guide's table."""
+CHOICES = {
+    KINDS[0]: (
+        "rloo",
+        "rloo:ridge=1.0",
+        "rloo:surrogate=logits",
+        "carms",
+        "unordered-set",
+        "local-expectation",
+        POOLED,
+        "arsm",
+        "arsm-plus",
+        "ars",
+        "reinforce",
+    ),
+    KINDS[1]: ("double-control", "rebar", "muprop"),
+    KINDS[2]: ("straight-through", "reinmax", "gumbel-softmax:temperature=0.5"),
+}
+"""Rows of the guide's table."""
 
 Numbers = Mapping[str, Mapping[str, Mapping[str, float]]]
 """numbers[problem][words][metric]."""
@@ -129,6 +157,18 @@ def in_short(tables: Tables) -> str:
         f"{between(ratios(numbers, 'arsm', BINARY))} times for binary ones, pooled ARSM "
         f"{between(ratios(numbers, POOLED))} and {between(ratios(numbers, POOLED, BINARY))} times."
     )
+
+
+def choosing(tables: Tables) -> str:
+    """The table of docs/guides/choosing.md: the estimators that it recommends or warns of."""
+    numbers = read_numbers(tables)
+    rows = []
+    for kind, several in CHOICES.items():
+        rows.append([f"**{kind}**", *[""] * len(CHOOSING)])
+        for words in several:
+            costs = [numbers[problem].get(words, {}).get("cost", math.nan) for problem in CHOOSING]
+            rows.append([f"`{words}`", *map(short, costs)])
+    return markdown(["", *(f"`{name}`" for name in CHOOSING.values())], rows)
 
 
 PARTS = {"table": table, "finding": finding}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, welch
-from arsm_experiments.report.training import CHOSE
+from arsm_experiments.report.rows import CHOSE
 
 TEST = "test, 1,000 samples"
 PROTOCOL = {
@@ -130,4 +130,18 @@ def _arsm_sampled(found: Mapping[str, Cell], names: Mapping[str, str]) -> str:
     return f" ARSM reaches {arsm.interval} there, the paper 58.3{told}."
 
 
-PARTS = {"table": table, "finding": finding, "pixels": pixels}
+def limits(tables: Tables) -> str:
+    """What depends on the runs on sampled pixels that there are."""
+    told = []
+    if any(sampled(tables, words) is None for words in PROTOCOL.values()):
+        told.append("Sampled pixels for every row.")
+    leave = sampled(tables, "rloo:samples=46,live=1")
+    if leave is not None and leave.seeds < SEEDS:
+        told.append(
+            "One of leave-one-out's three seeds is left out there: its gradients overflowed on the "
+            "GPU ([how](HISTORY.md)). It was not repeated."
+        )
+    return "- " + " ".join(told) if told else ""
+
+
+PARTS = {"table": table, "finding": finding, "pixels": pixels, "limits": limits}

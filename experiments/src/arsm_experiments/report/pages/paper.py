@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from arsm_experiments.report.alone import step_times
 from arsm_experiments.report.pages import conditional, control, toy, vae
 from arsm_experiments.report.pages.tables import Cell, Tables, large, listed, markdown, welch
+from arsm_experiments.report.rows import CHOSE, TRIED
 from arsm_experiments.report.toy import ON_THE_BEST
-from arsm_experiments.report.training import CHOSE, TRIED
 from arsm_experiments.report.welch import student_quantile
 
 Verdict = Literal["reproduced", "better", "not reproduced", "not comparable"]

@@ -1,12 +1,13 @@
-"""The generated parts of results/vae/README.md."""
+"""The generated parts of results/vae/README.md and HISTORY.md."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from arsm_experiments.report.alone import step_times
 from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, pooled, welch
-from arsm_experiments.report.training import CHOSE, TRIED
+from arsm_experiments.report.rows import CHOSE, TRIAL, TRIAL_EPOCHS, TRIED
 from arsm_experiments.report.vae import AS_RELEASED
 from arsm_experiments.runs import lines
 
@@ -70,9 +71,9 @@ def cell(tables: Tables, row: str, metric: str = "test") -> Cell:
 
 
 def ran(tables: Tables, rows: Mapping[str, str]) -> dict[str, Cell]:
-    """The test results of those rows that have been run."""
+    """The test results of those rows that have been run; a single seed is a trial."""
     found = {name: tables.find("vae", f"VAE, {row}", "test") for name, row in rows.items()}
-    return {name: each for name, each in found.items() if each is not None}
+    return {name: each for name, each in found.items() if each is not None and each.seeds > 1}
 
 
 def arsm_rows(tables: Tables) -> dict[str, str]:
@@ -98,10 +99,8 @@ def _superseded(tables: Tables) -> set[str]:
 def table(tables: Tables) -> str:
     """-ELBO of every row, beside the paper's."""
     rows = []
-    found = ran(tables, ROWS)
-    for name, row in ROWS.items():
-        if name not in found or name in _superseded(tables):
-            continue
+    for name in shown(tables):
+        row = ROWS[name]
         test = cell(tables, row)
         chose = "*" if cell(tables, row, CHOSE).mean else ""
         rows.append(
@@ -117,6 +116,53 @@ def table(tables: Tables) -> str:
     return markdown(header, rows)
 
 
+def shown(tables: Tables) -> list[str]:
+    """The names of the table's rows."""
+    return [name for name in ran(tables, ROWS) if name not in _superseded(tables)]
+
+
+def note(tables: Tables) -> str:
+    """What the table's ± and * mean, and whose rate was chosen by shorter trials."""
+    told = ["± is the standard deviation over seeds."]
+    if any(cell(tables, ROWS[name], CHOSE).mean for name in shown(tables)):
+        told.append("\\* One of the seeds chose the rate, which flatters it; elsewhere none did.")
+    else:
+        told.append("No seed chose a rate.")
+    shorter = {
+        name: found.mean
+        for name in shown(tables)
+        if (found := tables.find("vae", f"VAE, {ROWS[name]}", TRIAL_EPOCHS))
+    }
+    if shorter:
+        words = [f"{name} ({epochs:.0f})" for name, epochs in shorter.items()]
+        told.append(f"Rates were chosen in fewer epochs than 1,000 for {listed(words)}.")
+    return " ".join(told)
+
+
+def trials(tables: Tables) -> str:
+    """The first seed's best validation at every rate that was tried."""
+    names = {_without_epochs(f"VAE, {row}"): name for name, row in ROWS.items()}
+    found: dict[str, dict[str, float]] = {}
+    for line in tables.lines("vae/table.csv"):
+        name = names.get(_without_epochs(line["row"]))
+        if name and line["metric"].startswith(TRIAL):
+            found.setdefault(name, {})[line["metric"].removeprefix(TRIAL)] = float(line["mean"])
+    rates = sorted({rate for own in found.values() for rate in own}, key=float)
+    rows = []
+    for name in filter(found.__contains__, ROWS):
+        best = min(found[name].values())
+        losses = [found[name].get(rate) for rate in rates]
+        words = ["" if loss is None else f"{loss:.1f}" for loss in losses]
+        marked = [f"**{w}**" if loss == best else w for w, loss in zip(words, losses, strict=True)]
+        rows.append([name, *marked])
+    return markdown(["", *rates], rows)
+
+
+def _without_epochs(row: str) -> str:
+    """A row whose trials may have had fewer epochs."""
+    return re.sub(r", epochs \d+", "", row)
+
+
 def finding(tables: Tables) -> str:
     """ARSM beside the paper and its closest rival, and the regularised model."""
     ours, straight = all_arsm(tables), cell(tables, STRAIGHT)
@@ -126,8 +172,8 @@ def finding(tables: Tables) -> str:
     return (
         f"**ARSM reaches {ours.interval} nats in the test, the paper 86.7; straight-through "
         f"Gumbel-Softmax, which the paper has at {straight.paper}, reaches {straight.mean:.1f} "
-        "with one evaluation of f (and a backward pass) per image.** The difference between the "
-        f"two is {apart.text} nats by Welch's 95% interval: {word}. {_precisions(tables)} With "
+        "with one evaluation of f (and a backward pass) per image.** They differ by "
+        f"{apart.text} nats (Welch's 95% interval): {word}. {_precisions(tables)} With "
         f"regularisation pooled ARSM reaches {recipe.interval}{_also_regularised(tables)}."
     )
 
@@ -175,10 +221,10 @@ def others(tables: Tables) -> str:
     return (
         f"REINFORCE is {gains['REINFORCE']:.1f}, RELAX {gains['RELAX']:.1f} and ARS "
         f"{gains['ARS']:.1f} nats better than in the paper, AR {-gains['AR']:.1f} worse. Plain "
-        f"leave-one-out has the smaller gradient variance and the worse test result, "
-        f"{leave.mean:.1f}, {welch(leave, ours).text} above ARSM: it overfits, and ends at "
-        f"{last:.1f}.{_free_logits(tables)} Two layers by Algorithm 2 reach {two.interval}, the "
-        f"paper {two.paper}{_two_layers(tables, two)}."
+        f"leave-one-out has the smaller gradient variance and overfits: {leave.mean:.1f}, "
+        f"{welch(leave, ours).text} above ARSM, and {last:.1f} in the end."
+        f"{_free_logits(tables)} Two layers by Algorithm 2 reach {two.interval}, the paper "
+        f"{two.paper}{_two_layers(tables, two)}."
     )
 
 
@@ -243,8 +289,7 @@ def _not_run(tables: Tables) -> list[str]:
         absent.append("one layer with the paper's 200 free logits")
     if cell(tables, ALGORITHM_2, TRIED).mean == 1:
         absent.append("Algorithm 2 at other rates than 1e-4")
-    shown = found.keys() - _superseded(tables)
-    if any(cell(tables, ROWS[name], CHOSE).mean for name in shown):
+    if any(cell(tables, ROWS[name], CHOSE).mean for name in shown(tables)):
         absent.append("other seeds for the rows with \\*")
     return absent
 
@@ -256,7 +301,7 @@ def times(tables: Tables) -> str:
     plain, learned = found["25*gumbel-softmax"], found[f"25*gumbel-softmax:hard=True{AS_RELEASED}"]
     versions = {line["commit"] for line in lines.read(tables.results / "vae/step_times.jsonl")}
     return (
-        "The paper says that 25 Gumbel-Softmax samples take the time of one ARSM step. On one H200 "
+        "The paper has 25 Gumbel-Softmax samples in the time of one ARSM step. On one H200 "
         f"an ARSM step takes {arsm:.2f} ms, 25 samples {plain / arsm:.1f} times that "
         f"({learned / arsm:.1f} as the authors train them), one straight-through sample "
         f"{found['gumbel-softmax:hard=True'] / arsm:.2f}, leave-one-out "
@@ -267,8 +312,10 @@ def times(tables: Tables) -> str:
 
 PARTS = {
     "table": table,
+    "note": note,
     "finding": finding,
     "others": others,
     "times": times,
     "limits": limits,
 }
+HISTORY_PARTS = {"trials": trials}
