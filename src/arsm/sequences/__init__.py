@@ -11,10 +11,11 @@ from arsm.sequences.ends import Ends, Stop, live_tokens
 from arsm.sequences.engines import Engine, EngineFailure, Server
 from arsm.sequences.importance import Importance
 from arsm.sequences.model import Model, Recompute, SlotModel, SlotsRefused, State, pad_before
-from arsm.sequences.slots import Slots, Waves, decoder
+from arsm.sequences.slots import Slots
 from arsm.sequences.strategies import Branch, Group, by_likelihood
 from arsm.sequences.text import TextReward
 from arsm.sequences.transformers import Transformers
+from arsm.sequences.waves import Waves, decoder
 
 __all__ = [
     "Batch",
