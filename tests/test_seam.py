@@ -48,7 +48,7 @@ ALLOWED = {
     ("sequences/driver.py", "_remembered_logits", "device.type"),
     ("sequences/transformers.py", "_distance", "device.type"),
     ("sequences/slots.py", "_play", "device.type"),
-    ("trl/trainer.py", "_logit", "device.type"),
+    ("trl/head.py", "logit", "device.type"),
 }
 
 
