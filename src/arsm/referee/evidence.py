@@ -176,7 +176,7 @@ class Evidence:
         return self.ask.weights(change=change)
 
     def depends(self) -> Iterator[str]:
-        """What the weights depend on, in words; a baseline may depend on some of it."""
+        """Name all that the weights depend on; a baseline may depend on some of it."""
         for words, found in (
             # functions, since each of these asks the loss about further batches, which may fail
             ("the answer's own length", lambda: self.own_length),

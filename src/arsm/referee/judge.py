@@ -454,7 +454,7 @@ def _parameters(d: Draws, failure: float) -> tuple[str, bool]:
 
 
 def _line(error: BaseException) -> str:
-    """Where the loss raised it."""
+    """The file and line where the loss raised it."""
     trace = error.__traceback__
     place = ""
     # the innermost frame that is the user's: below it are torch's and ours

@@ -215,7 +215,7 @@ class TrainerBatch:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a loss claims to follow: the gradient of E[reward] - beta KL(model ||
+    """The claim of a loss: it follows the gradient of E[reward] - beta KL(model ||
     reference), averaged over the prompts.
 
     Both are those of whole answers, at the temperature at which answers are drawn.
@@ -224,7 +224,7 @@ class Objective:
     beta: float = 0.0
     """Weight of the divergence from the reference."""
     temperature: float = 1.0
-    """Of the sampler, and of the distribution that is trained."""
+    """The sampler's temperature, and that of the distribution that is trained."""
     stale: bool = False
     """Whether answers come from an older model than the one trained; their ln p under
     it are known.

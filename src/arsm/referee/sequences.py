@@ -26,14 +26,14 @@ from arsm.referee.trainers import audit_batches
 
 LENGTH = 3
 REWARDS = (0.5, -0.4, 0.9, 0.1, -0.7, 0.8, 0.3, -0.2)
-"""Of the eight sequences of three tokens, in lexicographic order."""
+"""Rewards of the eight sequences of three tokens, in lexicographic order."""
 ENDED = {(0,): 0.6, (1, 0): -0.5}
 """Rewards of shorter sequences, where token 0 ends one."""
 
 
 class SequenceLoss(Protocol):
-    """What is audited: draws completions and returns what it would call backward on,
-    summed over the prompts.
+    """The loss that is audited: it draws completions and returns what it would call
+    backward on, summed over the prompts.
     """
 
     def __call__(

@@ -1,5 +1,5 @@
-"""What a trainer's loss multiplies each token's ln p by, read off the gradient that
-reaches the model's logits.
+"""The weights by which a trainer's loss multiplies the tokens' ln p, read off the gradient
+that reaches the model's logits.
 
 A loss that is a function of the tokens' ln p sends c (onehot(y) - p) / temperature to
 the logits of a token y. The number c is the token's weight: the referee changes one

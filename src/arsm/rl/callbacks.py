@@ -160,7 +160,7 @@ def listed_callbacks(given: object) -> list[Callback]:
 
 
 def call_all(callbacks: Sequence[Callback], iteration: Iteration) -> tuple[dict[str, float], bool]:
-    """What the callbacks want written, and whether one of them ends learning."""
+    """The numbers that the callbacks want written, and whether one of them ends learning."""
     numbers: dict[str, float] = {}
     ends = False
     for callback in callbacks:

@@ -112,7 +112,7 @@ class ActionConditioned:
 
 
 Credit = Estimator | Value | ActionConditioned
-"""Where an agent's credit comes from."""
+"""The source of an agent's credit."""
 
 
 # ---------------------------------------------------------------- what it is computed from
@@ -135,7 +135,7 @@ class TrueEpisodes:
     discount: Tensor | None
     """[T]: gamma^t, where the gradient is weighted by it."""
     lengths: tuple[int, ...]
-    """Of the episodes."""
+    """The episodes' lengths."""
     last_observations: Tensor
     """[episodes, D]: after the last actions."""
     terminated: tuple[bool, ...]
@@ -172,7 +172,7 @@ class CreditSource(ABC):
     """
 
     estimator: Estimator | None = None
-    """Of the branches; None has no rollouts."""
+    """The estimator of the branches; None has no rollouts."""
     cut: int | None = None
     """Maximum steps per rollout; None plays to the end of the episode."""
     iteration: tuple[int, int] = (1000, 64)
@@ -188,7 +188,7 @@ class CreditSource(ABC):
     end after the first.
     """
     epsilon: float = 1e-8
-    """Of the optimizer."""
+    """The optimizer's epsilon."""
 
     def parameters(self) -> list[nn.Parameter]:
         """Parameters that it learns in addition to the policy's."""

@@ -222,7 +222,7 @@ def _spec(name: str) -> Any:
 
 
 def _time_limit(env: Any) -> int | None:
-    """Of the wrappers, or what the environment was registered with."""
+    """The time limit of the wrappers, or the one that the environment was registered with."""
     if not isinstance(env, gymnasium.Env):
         return None
     limits = [

@@ -26,7 +26,7 @@ PATIENCE = 1000
 """Random steps within which an environment without a time limit must end by itself."""
 
 Given = tuple[Array, float, bool, bool]
-"""What a step gave: the observation, the reward, and whether it terminated and is over."""
+"""A step's observation and reward, and whether it terminated and is over."""
 Record = tuple[Trail, list[Given]]
 """An episode of random actions, and what each of them gave."""
 

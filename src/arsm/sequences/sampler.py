@@ -1,4 +1,4 @@
-"""Who samples: this process, by slots that serve every call, or an engine."""
+"""The sampler: this process, by slots that serve every call, or an engine."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class _True:
     elsewhere: bool
     """Whether somebody else than the model drew them."""
     generated: int
-    """How many tokens were sampled for them."""
+    """Number of tokens that were sampled for them."""
     ahead: PlayedAhead | None = None
     """Branches that were played while they were sampled."""
 
@@ -74,7 +74,7 @@ class _True:
 
 @dataclass(frozen=True, eq=False)
 class _Reached:
-    """What the true sequences earned."""
+    """Rewards, costs and returns of the true sequences."""
 
     rewards: Tensor
     """[M]."""
@@ -101,7 +101,7 @@ class Stages:
     decoding: Decoding
     vocabulary: int
     dtype: torch.dtype
-    """Of the model's logits."""
+    """The type of the model's logits."""
     reference: Model | None
     kl: float
     importance: Importance | None
@@ -185,7 +185,7 @@ class Stages:
         return _True(sampled, decoding.live(tokens), reported, elsewhere=True, generated=0)
 
     def compared(self, true: _True) -> dict[str, Tensor]:
-        """How far the sampler's ln p are from the model's; refuses another distribution."""
+        """Compare the sampler's ln p with the model's; refuse another distribution."""
         rows = self.row.shape[0]
         if not true.elsewhere:
             # the model's own sampler differs by rounding alone, which some rows show
@@ -229,7 +229,7 @@ class Stages:
         return _Reached(rewards, ratio, returns)
 
     def batch(self, true: _True, returns: Tensor, play: Callable[[Prefixes], Branches]) -> Batch:
-        """What the strategy works with."""
+        """Everything that the strategy works with."""
         prompts, prompt_mask = self.whole
         return Batch(
             prompts=prompts,
