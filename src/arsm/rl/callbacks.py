@@ -96,13 +96,15 @@ class _Due:
 
     def __init__(self, agent: PolicyGradient, every: int) -> None:
         check_count("every", every)
-        self._agent, self._every = agent, every
+        self._agent = agent
+        self._every = every
         # an agent that has learned before is not due at once
         self._passed = agent.steps // every
 
     def __call__(self) -> bool:
         # an iteration may pass several multiples, which is one occasion
-        before, self._passed = self._passed, self._agent.steps // self._every
+        before = self._passed
+        self._passed = self._agent.steps // self._every
         return self._passed > before
 
 

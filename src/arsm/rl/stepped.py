@@ -334,7 +334,8 @@ class Trunk:
         """Go to a step of an episode; branches come by episode and step."""
         if self.env is None or self._episode != episode or self._step > step:
             self._begin(trail)
-            self._episode, self._step = episode, 0
+            self._episode = episode
+            self._step = 0
         elif self._step == step:
             return
         assert self.env is not None
@@ -375,7 +376,8 @@ class SteppedLanes:
     def follow(self, source: Generator[Env, Env | None, None], lanes: int) -> None:
         """Take branches from here, the first for so many lanes."""
         # a branch is no beginning: it keeps no states
-        self._source, self._moved = source, True
+        self._source = source
+        self._moved = True
         self.environments = [next(source) for _ in range(lanes)]
 
     def state(self) -> list[Any] | None:
