@@ -11,16 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from arsm.referee.language import (
-    AFTER,
-    CONTEXTS,
-    INSIDE,
-    PROMPTS,
-    Objective,
-    Setting,
-    TrainerBatch,
-    TrainerLoss,
-)
+from arsm.referee.language import AFTER, CONTEXTS, INSIDE, PROMPTS
 from arsm.referee.weights import (
     LENGTHS_2_3_1,
     NEAR,
@@ -30,6 +21,7 @@ from arsm.referee.weights import (
     Interrogation,
     Weights,
 )
+from arsm.referee.worlds import Objective, Setting, TrainerBatch, TrainerLoss
 
 
 @dataclass(frozen=True, eq=False)

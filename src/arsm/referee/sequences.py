@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from arsm.options import suggests
-from arsm.referee.judge import audit
-from arsm.referee.language import Objective, TrainerLoss
+from arsm.referee.losses import audit
 from arsm.referee.measure import Sign
 from arsm.referee.problems import Function, Problem
 from arsm.referee.result import Audit
 from arsm.referee.trainers import audit_batches
+from arsm.referee.worlds import Objective, TrainerLoss
 
 LENGTH = 3
 REWARDS = (0.5, -0.4, 0.9, 0.1, -0.7, 0.8, 0.3, -0.2)

@@ -14,19 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from arsm.referee.language import (
-    ANSWERS,
-    MAX_TOKENS,
-    PAD,
-    PROMPTS,
-    Objective,
-    Seen,
-    Setting,
-    TrainerBatch,
-    TrainerLoss,
-    World,
-    batch_gradient,
-)
+from arsm.referee.language import ANSWERS, MAX_TOKENS, PAD, PROMPTS, Seen
+from arsm.referee.worlds import Objective, Setting, TrainerBatch, TrainerLoss, World, batch_gradient
 
 Change = Callable[[TrainerBatch], TrainerBatch]
 PAIR = Setting("two prompts, three answers", (0, 1), 3, own_reference=True)
