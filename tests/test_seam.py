@@ -39,7 +39,7 @@ ALLOWED = {
     ("sequences/slots.py", "_captures", "is_cuda"),
     # autocast and generators are named by the type of their device
     ("checks.py", "check_generator", "device.type"),
-    ("choice_run.py", "_require_equal", "device.type"),
+    ("choice_checks.py", "check_again", "device.type"),
     ("question.py", "credit", "device.type"),
     ("question.py", "attach_paths", "device.type"),
     ("sequences/cluster.py", "__init__", "device.type"),
