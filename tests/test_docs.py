@@ -446,7 +446,7 @@ def test_help_shows_the_fields_of_a_class() -> None:
     budget = "budget: S_max: the most rollouts per true episode; None for all."
     for cls, words in (
         (rl.Settings, budget),
-        (rl.Settings, "gamma: Discount factor."),
+        (rl.Learning, "gamma: Discount factor."),
         (rl.Iteration, "episodes: True episodes so far."),
         (arsm.Estimate, "estimator_loss: "),
         (arsm.RLOO, "live: "),

@@ -39,7 +39,7 @@ ALLOWED = {
     ("sequences/slots.py", "_captures", "is_cuda"),
     # autocast and generators are named by the type of their device
     ("checks.py", "check_generator", "device.type"),
-    ("choice_run.py", "_require_equal", "device.type"),
+    ("choice_checks.py", "check_again", "device.type"),
     ("question.py", "credit", "device.type"),
     ("question.py", "attach_paths", "device.type"),
     ("sequences/cluster.py", "__init__", "device.type"),
@@ -48,7 +48,7 @@ ALLOWED = {
     ("sequences/driver.py", "_remembered_logits", "device.type"),
     ("sequences/transformers.py", "_distance", "device.type"),
     ("sequences/slots.py", "_play", "device.type"),
-    ("trl/trainer.py", "_logit", "device.type"),
+    ("trl/head.py", "logit", "device.type"),
 }
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import arsm
 from arsm import sequences
 from arsm.sequences import Branch, Group
-from arsm.sequences.comparison import Comparison, Measured, _Moments, label_of
+from arsm.sequences.comparison import _Spread, label_of
+from arsm.sequences.measured import Comparison, Measured
 from tests.statistics import deviations
 from tests.tables import CODES, Setting, Table, reward
 
@@ -52,7 +53,7 @@ def test_moments_are_those_of_all_gradients() -> None:
     gradients = (
         torch.randn(6, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 5
     )
-    moments = _Moments()
+    moments = _Spread()
     for gradient in gradients:
         moments.add([gradient[:30].view(5, 6), gradient[30:]])
     assert math.isclose(sum(moments.growth) / 5, float(gradients.var(0).sum()), rel_tol=1e-12)

@@ -255,7 +255,7 @@ def test_out_of_memory_while_branches_are_played(monkeypatch: pytest.MonkeyPatch
     def full(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("no room.")
 
-    monkeypatch.setattr("arsm.sequences.slots.Waves.complete", full)
+    monkeypatch.setattr("arsm.sequences.waves.Waves.complete", full)
     model = refused(
         r"while playing branches \(no room\); lower rows, which is 32\.",
         torch.OutOfMemoryError,

@@ -14,17 +14,11 @@ from arsm.referee.language import (
     CONTEXTS,
     INSIDE,
     MAX_TOKENS,
-    NEUTRAL,
     PROMPTS,
-    REWARDS,
-    SETTINGS,
     LanguageModel,
-    Objective,
-    Setting,
-    World,
-    mean_gradient,
     random_table,
 )
+from arsm.referee.worlds import NEUTRAL, REWARDS, SETTINGS, Objective, Setting, World, mean_gradient
 from tests.trainer_losses import CORRECT, DEFECTS, Loss
 
 ROUNDING = 1e-5

@@ -378,10 +378,10 @@ def test_a_model_that_shapes_its_generation_is_refused() -> None:
         trainer(model=model)
 
 
-def test_a_head_that_is_not_linear_is_refused() -> None:
+def test_a_head_that_is_not_linear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer()
     head = made.model.get_output_embeddings()
-    made._scaled = lambda logits: 3 * logits
+    monkeypatch.setattr("arsm.trl.head.TokenHead.scaled", lambda _, logits: 3 * logits)
     with pytest.raises(
         ValueError, match=r"differ by .* on average; BranchTrainer needs a model whose logits are"
     ):

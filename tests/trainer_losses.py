@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.referee.language import Objective, TrainerBatch
+from arsm.referee.worlds import Objective, TrainerBatch
 
 Loss = Callable[[TrainerBatch], Tensor]
 PLAIN = Objective()

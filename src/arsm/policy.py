@@ -36,10 +36,11 @@ import torch
 from torch import Tensor
 
 from arsm.capabilities import require
-from arsm.checks import NotFiniteError, check_logits, describe
+from arsm.checks import check_logits, describe
 from arsm.draws import SampleNoise
 from arsm.kept_steps import check_room, step_weights, walk
 from arsm.options import suggests
+from arsm.policy_checks import check_episodes, check_returns
 from arsm.question import Others, Question, attach, pose
 from arsm.types import Estimator
 
@@ -145,7 +146,7 @@ def plan(
         generator: the noise, the order of the walk and the coins are drawn from it.
         weighted: False leaves out M/|H|, as Algorithm 3 is printed, which is biased.
     """
-    _check_episodes(estimator, logits, actions, mask)
+    check_episodes(estimator, logits, actions, mask)
     played = _played(logits, mask)
     every = logits.detach().flatten(0, 1)
     actions = actions.flatten(0, 1)
@@ -252,6 +253,16 @@ def _choose(
     )
 
 
+def _played(steps: Tensor, mask: Tensor | None) -> Tensor:
+    """Indices in [B T] of the steps [B, T, ...] that were played: [S]."""
+    if mask is None:
+        return torch.arange(steps.shape[0] * steps.shape[1], device=steps.device)
+    played = mask.flatten().nonzero().squeeze(-1)
+    if not played.shape[0]:
+        raise ValueError("mask is False everywhere, but at least one step must have been played.")
+    return played
+
+
 def _split(estimator: Estimator, played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
     """The played steps [S] in parts, twice as many where a step can have as many
     queries as categories.
@@ -313,7 +324,7 @@ def gradient(
         rollout_returns: [R], each rollout's discounted return from its step on.
         discount: [B, T], gamma^t; None leaves it out, as Algorithm 3 does.
     """
-    _check_returns(rollouts, returns, rollout_returns, discount)
+    check_returns(rollouts, returns, rollout_returns, discount)
     weight = _step_factors(rollouts, discount)
     every = logits.detach().flatten(0, 1)
     true = returns.detach().flatten()
@@ -353,7 +364,7 @@ def weights(
         rollout_returns: [R], each rollout's discounted return from its step on.
         discount: [B, T], gamma^t; None leaves it out.
     """
-    _check_returns(rollouts, returns, rollout_returns, discount)
+    check_returns(rollouts, returns, rollout_returns, discount)
     factor = _step_factors(rollouts, discount)
     true = returns.detach().flatten()
     whole = true.new_zeros(true.shape[0], estimator.paths)
@@ -405,83 +416,3 @@ def _step_factors(rollouts: Rollouts, discount: Tensor | None) -> Tensor:
     if discount is None:
         return rollouts.weight.flatten()
     return (rollouts.weight * discount).flatten()
-
-
-# ---------------------------------------------------------------- checks
-
-
-def _check_episodes(
-    estimator: Estimator, logits: Tensor, actions: Tensor, mask: Tensor | None
-) -> None:
-    # a surrogate learned at other steps would bias an episode's gradient: its steps depend on each
-    # other
-    require(
-        estimator,
-        "an episode",
-        "values_only",
-        "mean",
-        "given_sample",
-        "independent_rows",
-        subset=None,
-    )
-    check_logits(logits, read=False)
-    if logits.ndim != 4:
-        raise ValueError(
-            f"Episodes' logits must be [B, T, K, C], but are {list(logits.shape)}; one action per "
-            "step is logits.unsqueeze(-2), and one episode logits.unsqueeze(0)."
-        )
-    if (
-        not isinstance(actions, Tensor)
-        or actions.dtype != torch.int64
-        or actions.shape != logits.shape[:3]
-    ):
-        raise ValueError(
-            f"actions must be int64 [B, T, K] = {list(logits.shape[:3])}, but are "
-            f"{describe(actions)}."
-        )
-    if mask is not None and (
-        not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != logits.shape[:2]
-    ):
-        raise ValueError(
-            f"mask must be bool [B, T] = {list(logits.shape[:2])}, but is {describe(mask)}."
-        )
-
-
-def _played(steps: Tensor, mask: Tensor | None) -> Tensor:
-    """Indices in [B T] of the steps [B, T, ...] that were played: [S]."""
-    if mask is None:
-        return torch.arange(steps.shape[0] * steps.shape[1], device=steps.device)
-    played = mask.flatten().nonzero().squeeze(-1)
-    if not played.shape[0]:
-        raise ValueError("mask is False everywhere, but at least one step must have been played.")
-    return played
-
-
-def _check_returns(
-    rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor, discount: Tensor | None
-) -> None:
-    for what, values in (("returns", returns), ("rollout_returns", rollout_returns)):
-        if not isinstance(values, Tensor) or not values.is_floating_point():
-            raise TypeError(
-                f"{what} must be a floating tensor, but are {describe(values)}; convert them with "
-                ".float()."
-            )
-    if returns.shape != rollouts.weight.shape or rollout_returns.shape != rollouts.step.shape:
-        raise ValueError(
-            f"One return per step, {list(rollouts.weight.shape)}, and one per rollout, "
-            f"{list(rollouts.step.shape)}, are wanted, but there are {list(returns.shape)} and "
-            f"{list(rollout_returns.shape)}."
-        )
-    # steps that were not played may hold anything
-    played = returns.flatten()[rollouts.played]
-    for what, values in (("returns", played), ("rollout_returns", rollout_returns)):
-        if not bool(values.isfinite().all()):
-            raise NotFiniteError(f"{what} must be finite; look for the reward that is not.")
-    if discount is not None and (
-        not isinstance(discount, Tensor) or discount.shape != rollouts.weight.shape
-    ):
-        raise ValueError(
-            f"discount must be a tensor {list(rollouts.weight.shape)}, such as gamma ** "
-            "torch.arange(T).expand(B, T), but is "
-            f"{list(discount.shape) if isinstance(discount, Tensor) else discount}."
-        )

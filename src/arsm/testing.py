@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from arsm.referee import Audit, Objective, Problem, audit, audit_advantages, audit_sequences
-from arsm.referee.language import TrainerLoss
 from arsm.referee.measure import Loss, Sign
+from arsm.referee.worlds import TrainerLoss
 from arsm.types import Estimator
 
 

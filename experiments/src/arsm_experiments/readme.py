@@ -5,16 +5,16 @@ arsm_experiments.readme`.
 from __future__ import annotations
 
 import csv
-import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from arsm_experiments.ecosystem.figure import kind
 from arsm_experiments.palette import save
 from arsm_experiments.report.pages import remake
-from arsm_experiments.report.pages.language_model import measured
-from arsm_experiments.report.pages.tables import Tables
+from arsm_experiments.report.pages.language_model import FRESH, half, measured
+from arsm_experiments.report.pages.tables import Cell, Tables
 from arsm_experiments.runs.reader import read_runs
 
 if TYPE_CHECKING:
@@ -35,17 +35,19 @@ SCHEMES = {
     "light": Scheme("#ffffff", "#24292f", "#e8eaee"),
     "dark": Scheme("#0d1117", "#e6edf3", "#2b3138"),
 }
-OURS, RIVAL, OTHER = "#2f81d9", "#e0562b", "#b8860b"
+OURS, RIVAL, OTHER, THIRD = "#2f81d9", "#e0562b", "#b8860b", "#3f9c6d"
 SHOWN = {
     "reinforce": ("REINFORCE", RIVAL),
     "rloo": ("RLOO(4)", OTHER),
     "arsm": ("ARSM", OURS),
 }
-NORMAL = 1.96
-"""Standard errors in half of a 95% interval."""
-BRANCH = "branch 16"
-"""The strategy that the figure shows."""
-TASKS = {"chain": ("sums in written steps", OURS), "countdown": ("countdown", OTHER)}
+BRANCH = "branch 8"
+"""The strategy that the figure shows: the default of `Branch`."""
+TASKS = {
+    "chain": ("sums in written steps", OURS),
+    "countdown": ("countdown", OTHER),
+    "translate": ("translation", THIRD),
+}
 VERDICTS = {"unbiased": OURS, "biased, no promise broken": "#9aa2ad", "not as documented": RIVAL}
 PACKAGES = (
     "trl",
@@ -142,30 +144,43 @@ def draw_choice(axes: Axes, results: Path, scheme: Scheme) -> None:
 
 
 def draw_tokens(axes: Axes, results: Path, scheme: Scheme) -> None:
-    """Tokens that branching needs for the noise of the best group method, by accuracy."""
-    found: dict[str, list[tuple[float, float, float]]] = {task: [] for task in TASKS}
-    for level in measured(Tables(results)):
-        cell = level.ratios.get(BRANCH)
-        if cell is not None and level.task in found:
-            half = NORMAL * cell.std / math.sqrt(cell.seeds)
-            found[level.task].append((level.accuracy, cell.mean, half))
+    """Tokens that branching needs for the noise of the best group method, by accuracy: at fixed
+    questions, and at those drawn afresh for every estimate, which are the README's numbers.
+    """
+    levels = measured(Tables(results))
     for task, (name, colour) in TASKS.items():
-        accuracy, ratio, half = zip(*sorted(found[task]), strict=True)
-        axes.errorbar(
-            accuracy, ratio, half, color=colour, marker="o", capsize=3, linewidth=1.5, label=name
-        )
+        own = [level for level in levels if level.task == task]
+        fixed = sorted((level.accuracy, level.ratios.get(BRANCH)) for level in own)
+        fresh = [(level.accuracy, level.ratios.get(BRANCH + FRESH)) for level in own]
+        draw_ratios(axes, fixed, color=colour, marker="o", markersize=4, linewidth=1, alpha=0.55)
+        draw_ratios(axes, fresh, color=colour, marker="D", markersize=6, linestyle="", label=name)
+    grey: dict[str, Any] = {"color": "#808891", "linestyle": ""}
+    axes.plot([], marker="D", markersize=6, label="questions as in training", **grey)
+    axes.plot([], marker="o", markersize=4, label="fixed questions", **grey)
     axes.axhline(1, color=scheme.ink, linewidth=1, linestyle=":")
-    axes.text(0.6, 1.06, "best group method", ha="center")
+    axes.text(0.62, 1.06, "best group method", ha="center")
     axes.set_yscale("log")
-    axes.set_ylim(0.08, 9)
-    axes.set_yticks([0.1, 0.25, 0.5, 1, 2, 4], ["0.1", "0.25", "0.5", "1", "2", "4"])
+    axes.set_ylim(0.12, 16)
+    axes.set_yticks([0.2, 0.5, 1, 2, 4], ["0.2", "0.5", "1", "2", "4"])
     axes.minorticks_off()
     axes.set_xlim(0.05, 0.88)
     axes.set_title("Token credit: tokens for equal noise")
-    axes.set_xlabel("accuracy of SmolLM2 on the task")
+    axes.set_xlabel("mean reward of SmolLM2 on the task")
     axes.set_ylabel("relative number of tokens")
     axes.grid(True, axis="y")
-    axes.legend(frameon=False, loc="upper right")
+    handles, labels = axes.get_legend_handles_labels()
+    # matplotlib lists lines before error bars; the tasks come first here
+    axes.legend(
+        handles[2:] + handles[:2], labels[2:] + labels[:2], frameon=False, loc="upper right"
+    )
+
+
+def draw_ratios(axes: Axes, points: Sequence[tuple[float, Cell | None]], **how: Any) -> None:
+    """Ratios that were measured, with their 95% intervals, by accuracy."""
+    shown = [(accuracy, cell.mean, half(cell)) for accuracy, cell in points if cell is not None]
+    if shown:
+        accuracy, ratio, interval = zip(*shown, strict=True)
+        axes.errorbar(accuracy, ratio, interval, capsize=3, **how)
 
 
 def draw_referee(axes: Axes, results: Path, scheme: Scheme) -> None:

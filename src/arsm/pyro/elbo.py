@@ -55,7 +55,7 @@ MAX_ROWS = 1 << 14
 
 @dataclass(frozen=True)
 class Plan:
-    """How a program is run, found at its first step."""
+    """The way to run a program, found at its first step."""
 
     programs: tuple[Program, Program]
     vectorized: bool

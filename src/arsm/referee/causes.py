@@ -282,14 +282,14 @@ def _other_term(evidence: Evidence) -> Finding | None:
 
 
 def _uneven(weights: Weights) -> float:
-    """How far the tokens of one answer differ in weight, or are no multiples of the
-    score at all.
+    """The largest difference in weight between tokens of one answer, or their distance
+    from any multiple of the score, if larger.
     """
     return max(_spread(weights.tokens), weights.misfit)
 
 
 def _spread(tokens: Tensor) -> float:
-    """How far weights [N, T] of one answer differ, relative to the largest; nan is unknown."""
+    """The range of one answer's weights [N, T], relative to the largest; nan is unknown."""
     # unknown weights are neither the least nor the largest
     low = tokens.nan_to_num(torch.inf).amin(-1)
     high = tokens.nan_to_num(-torch.inf).amax(-1)

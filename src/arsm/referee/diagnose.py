@@ -1,5 +1,5 @@
-"""What kind of error explains the measured means: the simplest hypothesis that fits all
-problems.
+"""The kind of error that explains the measured means: the simplest hypothesis that fits
+all problems.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from arsm.referee.diagnose import Finding
-from arsm.referee.language import Objective, Setting, TrainerLoss, World, mean_gradient
+from arsm.referee.worlds import Objective, Setting, TrainerLoss, World, mean_gradient
 
 
 def explain_divergence(

@@ -11,16 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from arsm.referee.language import (
-    AFTER,
-    CONTEXTS,
-    INSIDE,
-    PROMPTS,
-    Objective,
-    Setting,
-    TrainerBatch,
-    TrainerLoss,
-)
+from arsm.referee.language import AFTER, CONTEXTS, INSIDE, PROMPTS
 from arsm.referee.weights import (
     LENGTHS_2_3_1,
     NEAR,
@@ -30,6 +21,7 @@ from arsm.referee.weights import (
     Interrogation,
     Weights,
 )
+from arsm.referee.worlds import Objective, Setting, TrainerBatch, TrainerLoss
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +168,7 @@ class Evidence:
         return self.ask.weights(change=change)
 
     def depends(self) -> Iterator[str]:
-        """What the weights depend on, in words; a baseline may depend on some of it."""
+        """Name all that the weights depend on; a baseline may depend on some of it."""
         for words, found in (
             # functions, since each of these asks the loss about further batches, which may fail
             ("the answer's own length", lambda: self.own_length),

@@ -53,8 +53,8 @@ IGNORED = (
 
 
 class Loss(Protocol):
-    """What is audited: draws once and returns what it would call backward on, summed
-    over the rows.
+    """The loss that is audited: it draws once and returns what it would call backward
+    on, summed over the rows.
     """
 
     def __call__(self, logits: Tensor, f: Callable[[Tensor], Tensor], /) -> Tensor: ...
@@ -94,7 +94,7 @@ class Draws:
     if the loss gives none.
     """
     evaluations: float
-    """Of f, per row and call."""
+    """Evaluations of f per row and call."""
     relaxed: bool
     """Whether f was called at floating points."""
     rounding: float

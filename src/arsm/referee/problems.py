@@ -259,4 +259,4 @@ PROBLEMS: tuple[Problem, ...] = (
         bend=0.1,
     ),
 )
-"""What `audit` runs by default."""
+"""The problems that `audit` runs by default."""

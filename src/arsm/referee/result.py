@@ -72,7 +72,7 @@ class Row:
     variance: float | None = None
     """Trace of one draw's variance, averaged over the rows."""
     evaluations: float | None = None
-    """Of f, per row."""
+    """Evaluations of f per row."""
     rloo: float | None = None
     """Leave-one-out's variance with as many evaluations (at least 2)."""
     bound: float | None = None

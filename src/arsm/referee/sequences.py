@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 
 from arsm.options import suggests
-from arsm.referee.judge import audit
-from arsm.referee.language import Objective, TrainerLoss
+from arsm.referee.losses import audit
 from arsm.referee.measure import Sign
 from arsm.referee.problems import Function, Problem
 from arsm.referee.result import Audit
 from arsm.referee.trainers import audit_batches
+from arsm.referee.worlds import Objective, TrainerLoss
 
 LENGTH = 3
 REWARDS = (0.5, -0.4, 0.9, 0.1, -0.7, 0.8, 0.3, -0.2)
-"""Of the eight sequences of three tokens, in lexicographic order."""
+"""Rewards of the eight sequences of three tokens, in lexicographic order."""
 ENDED = {(0,): 0.6, (1, 0): -0.5}
 """Rewards of shorter sequences, where token 0 ends one."""
 
 
 class SequenceLoss(Protocol):
-    """What is audited: draws completions and returns what it would call backward on,
-    summed over the prompts.
+    """The loss that is audited: it draws completions and returns what it would call
+    backward on, summed over the prompts.
     """
 
     def __call__(

@@ -17,7 +17,9 @@ from arsm.referee.causes import explain
 from arsm.referee.diagnose import Finding, Interval
 from arsm.referee.divergences import explain_divergence
 from arsm.referee.evidence import Evidence, Mean, where
-from arsm.referee.language import (
+from arsm.referee.measure import generators, one_thread, seed_generators
+from arsm.referee.result import Audit, Entry, Row, Verdict, in_words
+from arsm.referee.worlds import (
     SETTINGS,
     Objective,
     Setting,
@@ -26,8 +28,6 @@ from arsm.referee.language import (
     batch_gradient,
     mean_gradient,
 )
-from arsm.referee.measure import generators, one_thread, seed_generators
-from arsm.referee.result import Audit, Entry, Row, Verdict, in_words
 
 ROUNDING = 1e-4
 """Relative to the largest reward: what float32 may be off by."""

@@ -1,5 +1,5 @@
-"""What a trainer's loss multiplies each token's ln p by, read off the gradient that
-reaches the model's logits.
+"""The weights by which a trainer's loss multiplies the tokens' ln p, read off the gradient
+that reaches the model's logits.
 
 A loss that is a function of the tokens' ln p sends c (onehot(y) - p) / temperature to
 the logits of a token y. The number c is the token's weight: the referee changes one
@@ -14,19 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from arsm.referee.language import (
-    ANSWERS,
-    MAX_TOKENS,
-    PAD,
-    PROMPTS,
-    Objective,
-    Seen,
-    Setting,
-    TrainerBatch,
-    TrainerLoss,
-    World,
-    batch_gradient,
-)
+from arsm.referee.language import ANSWERS, MAX_TOKENS, PAD, PROMPTS, Seen
+from arsm.referee.worlds import Objective, Setting, TrainerBatch, TrainerLoss, World, batch_gradient
 
 Change = Callable[[TrainerBatch], TrainerBatch]
 PAIR = Setting("two prompts, three answers", (0, 1), 3, own_reference=True)

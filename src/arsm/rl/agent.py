@@ -160,11 +160,11 @@ class PolicyGradient(Training):
             return self.predict(
                 [observation], deterministic=deterministic, mask=[mask], batch=True
             )[0]
-        world, current = self.environment, self.policy
+        world = self.environment
         # one mask per observation: those of two games differ
         masks = [None] * len(observation) if mask is None else list(mask)
         seen = [self._vector(each, own) for each, own in zip(observation, masks, strict=True)]
-        logits = current.logits(np.stack(seen))
+        logits = self.policy.logits(np.stack(seen))
         # a race without noise is won by the likeliest action
         noise = np.zeros_like(logits)
         if not deterministic:
@@ -203,7 +203,8 @@ class PolicyGradient(Training):
         check_seed(seed)
         # three numbers, as training has two: no episode of an evaluation was trained on
         seeds = np.random.SeedSequence([seed, 0, 0]).generate_state(episodes + 1, np.uint64)
-        current, returns = self.policy, []
+        current = self.policy
+        returns = []
         # not all at once: every lane may be an environment of its own
         for first in range(1, episodes + 1, TOGETHER):
             own = [int(each >> np.uint64(33)) for each in seeds[first : first + TOGETHER]]

@@ -96,13 +96,15 @@ class _Due:
 
     def __init__(self, agent: PolicyGradient, every: int) -> None:
         check_count("every", every)
-        self._agent, self._every = agent, every
+        self._agent = agent
+        self._every = every
         # an agent that has learned before is not due at once
         self._passed = agent.steps // every
 
     def __call__(self) -> bool:
         # an iteration may pass several multiples, which is one occasion
-        before, self._passed = self._passed, self._agent.steps // self._every
+        before = self._passed
+        self._passed = self._agent.steps // self._every
         return self._passed > before
 
 
@@ -160,7 +162,7 @@ def listed_callbacks(given: object) -> list[Callback]:
 
 
 def call_all(callbacks: Sequence[Callback], iteration: Iteration) -> tuple[dict[str, float], bool]:
-    """What the callbacks want written, and whether one of them ends learning."""
+    """The numbers that the callbacks want written, and whether one of them ends learning."""
     numbers: dict[str, float] = {}
     ends = False
     for callback in callbacks:

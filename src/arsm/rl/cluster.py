@@ -17,7 +17,7 @@ class Ray:
     """
 
     patience = 3
-    """How often one part may be played again."""
+    """Most times that one part is played again."""
 
     def __init__(
         self, environment: Environment, workers: int | None = None, address: str | None = None
@@ -62,7 +62,7 @@ class Ray:
 
 
 class RolloutActor:
-    """What an actor does."""
+    """Plays parts of rollouts in an actor's process."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment

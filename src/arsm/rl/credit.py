@@ -112,7 +112,7 @@ class ActionConditioned:
 
 
 Credit = Estimator | Value | ActionConditioned
-"""Where an agent's credit comes from."""
+"""The source of an agent's credit."""
 
 
 # ---------------------------------------------------------------- what it is computed from
@@ -135,7 +135,7 @@ class TrueEpisodes:
     discount: Tensor | None
     """[T]: gamma^t, where the gradient is weighted by it."""
     lengths: tuple[int, ...]
-    """Of the episodes."""
+    """The episodes' lengths."""
     last_observations: Tensor
     """[episodes, D]: after the last actions."""
     terminated: tuple[bool, ...]
@@ -172,7 +172,7 @@ class CreditSource(ABC):
     """
 
     estimator: Estimator | None = None
-    """Of the branches; None has no rollouts."""
+    """The estimator of the branches; None has no rollouts."""
     cut: int | None = None
     """Maximum steps per rollout; None plays to the end of the episode."""
     iteration: tuple[int, int] = (1000, 64)
@@ -188,7 +188,7 @@ class CreditSource(ABC):
     end after the first.
     """
     epsilon: float = 1e-8
-    """Of the optimizer."""
+    """The optimizer's epsilon."""
 
     def parameters(self) -> list[nn.Parameter]:
         """Parameters that it learns in addition to the policy's."""
@@ -253,7 +253,8 @@ class Valued(CreditSource):
         gamma: float,
         generator: torch.Generator,
     ) -> None:
-        self.credit, self.gamma = credit, gamma
+        self.credit = credit
+        self.gamma = gamma
         self.estimator = credit.branch
         self.cut = credit.cut
         self.updates = credit.updates
@@ -299,16 +300,12 @@ class Valued(CreditSource):
 
     def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         with torch.no_grad():
-            value, last, following = (
-                self.values(seen).mean(0)
-                for seen in (
-                    batch.observations,
-                    batch.last_observations,
-                    torch.from_numpy(branches.ends),
-                )
-            )
-        trace, steps = self.credit.trace, self.credit.steps
-        advantages = generalized_advantages(batch, value, last, self.gamma, trace, steps)
+            value = self.values(batch.observations).mean(0)
+            last = self.values(batch.last_observations).mean(0)
+            following = self.values(torch.from_numpy(branches.ends)).mean(0)
+        advantages = generalized_advantages(
+            batch, value, last, self.gamma, self.credit.trace, self.credit.steps
+        )
         # V learns the lambda-returns that its own advantages come from
         targets = advantages + value
         grad = batch.scores(advantages)
@@ -358,7 +355,8 @@ def _by_episode(batch: TrueEpisodes, value: Tensor, last: Tensor) -> list[tuple[
     """
     # an episode's last value must not reach into the next episode
     edges = np.cumsum([0, *batch.lengths])
-    rewards, values = batch.rewards.numpy(), value.numpy()
+    rewards = batch.rewards.numpy()
+    values = value.numpy()
     after = np.where(batch.terminated, 0.0, last.numpy())
     rows = zip(pairwise(edges.tolist()), after, strict=True)
     return [
@@ -401,7 +399,8 @@ class ActionValue(nn.Module):
                 "control.at(...)`."
             )
         # RELAX evaluates in the order of the played steps, and may do so in parts
-        states, self._left = self._left[:rows], self._left[rows:]
+        states = self._left[:rows]
+        self._left = self._left[rows:]
         return self.network(torch.cat([states, s.flatten(1)], -1)).squeeze(-1)
 
 

@@ -95,12 +95,12 @@ class Environment(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the environment, for messages and files."""
+        """The environment's name, for messages and files."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an observation, encoded."""
+        """The shape of an encoded observation."""
         ...
 
     @property

@@ -69,41 +69,58 @@ def make_environment(
             limit = None if registered is None else registered.max_episode_steps
             return entry.load()(which, _earliest(horizon, limit), randomness)
         limit = _spec(which).max_episode_steps
-        name, make = which, _MakeNamed(which, options or {})
+        name = which
+        make = _MakeNamed(which, options or {})
         env = make()
     else:
-        name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
+        name = getattr(which, "__name__", type(which).__name__)
+        make = _WithoutLimit(which)
         made = which()
         # the user's own implementation needs no adapter, and no test of its ways
         if isinstance(made, Environment):
             _check_plain(made, plain and horizon is None and randomness == "same")
             return made
-        env, limit = make.strip(made), _time_limit(made)
+        env = make.strip(made)
+        limit = _time_limit(made)
     # this one only shows its spaces: every lane makes its own
     with closing(env):
-        _check_spaces(env, name)
-        first, actions = categories_of_actions(env.action_space, name)
-        seen, info = _first(env, name)
-        shape = _observation_shape(env, seen, name, encoder)
-        # a vector of numbers is its own encoding; bytes are divided by 255
-        vectors = encoder is not None or (
-            _is_vector(env.observation_space) and env.observation_space.dtype != np.uint8
-        )
-        environment = Stepped(
-            name=name,
-            make=make,
-            shape=shape,
-            choices=actions,
-            first_choice=first,
-            horizon=_earliest(horizon, limit),
-            space=None if vectors else env.observation_space,
-            encoder=encoder,
-            masked_by=_masks(env, info, name, encoder),
-            agents=env.size if isinstance(env, Team) else 1,
-            snapshot=snapshot,
-            randomness=randomness,
+        environment = _stepped(
+            env, name, make, _earliest(horizon, limit), encoder, snapshot, randomness
         )
     return with_exact_way(environment)
+
+
+def _stepped(
+    env: Env,
+    name: str,
+    make: Callable[[], Env],
+    horizon: int,
+    encoder: Encoder | None,
+    snapshot: Snapshot | None,
+    randomness: Randomness,
+) -> Stepped:
+    """The adapter of environments with the spaces of this one."""
+    _check_spaces(env, name)
+    first, actions = categories_of_actions(env.action_space, name)
+    seen, info = _first(env, name)
+    shape = _observation_shape(env, seen, name, encoder)
+    # a vector of numbers is its own encoding; bytes are divided by 255
+    numbers = _is_vector(env.observation_space) and env.observation_space.dtype != np.uint8
+    needs_encoding = encoder is None and not numbers
+    return Stepped(
+        name=name,
+        make=make,
+        shape=shape,
+        choices=actions,
+        first_choice=first,
+        horizon=horizon,
+        space=env.observation_space if needs_encoding else None,
+        encoder=encoder,
+        masked_by=_masks(env, info, name, encoder),
+        agents=env.size if isinstance(env, Team) else 1,
+        snapshot=snapshot,
+        randomness=randomness,
+    )
 
 
 def offered(name: str) -> EntryPoint | None:
@@ -222,7 +239,7 @@ def _spec(name: str) -> Any:
 
 
 def _time_limit(env: Any) -> int | None:
-    """Of the wrappers, or what the environment was registered with."""
+    """The time limit of the wrappers, or the one that the environment was registered with."""
     if not isinstance(env, gymnasium.Env):
         return None
     limits = [

@@ -58,7 +58,8 @@ class Episode:
 def discounted(rewards: Array, gamma: float) -> Array:
     """[T]: the discounted sum of the rewards [T] from each step on."""
     # Python's numbers: a loop over NumPy's is several times slower
-    sums, total = [], 0.0
+    sums = []
+    total = 0.0
     for reward in rewards[::-1].tolist():
         total = reward + gamma * total
         sums.append(total)
@@ -273,13 +274,10 @@ def play_rollouts(
     """Play rollouts in lock step, one call of the policy per step; a lane that is done
     takes the next rollout.
     """
-    total = len(branches)
-    returns = np.empty(total)
-    ends = np.empty((total, environment.observations))
-    left = np.empty(total)
-    if not total:
-        return replace(branches, returns=returns, ends=ends, left=left)
-    count = min(total, environment.lanes or total)
+    played = _Played(len(branches), environment.observations)
+    if not len(branches):
+        return played.of(branches)
+    count = min(len(branches), environment.lanes or len(branches))
     streams = [(branches.key, number) for number in branches.number.tolist()]
     lanes = environment.restore(branches.trails, branches.episode, branches.step, streams, count)
     noise = _noise(branches, (len(policy.choices), max(policy.choices)), count)
@@ -292,12 +290,7 @@ def play_rollouts(
         if not len(done):
             actions = act(policy.logits(seen), noise.next())
             continue
-        owner = running.owner[done]
-        returns[owner] = running.result[done]
-        # without the masks behind the observation, which no value looks at
-        ends[owner] = seen[done, : environment.observations]
-        # nothing follows the end of an episode, but something follows a cut
-        left[owner] = np.where(terminated[done], 0.0, running.factor[done])
+        played.write(running, done, seen, terminated)
         # lanes that are done take the next rollouts, and those without one are dropped
         fresh = running.begin(done)
         for lane in fresh.tolist():
@@ -316,15 +309,30 @@ def play_rollouts(
         if len(fresh):
             # the first action of a rollout is the one that it tries
             actions[fresh] = branches.action[running.owner[fresh]]
-    check_finite(environment.name, "a reward", returns)
-    return replace(
-        branches,
-        returns=returns,
-        ends=ends,
-        left=left,
-        steps=running.steps,
-        replayed=lanes.replayed,
-    )
+    check_finite(environment.name, "a reward", played.returns)
+    return replace(played.of(branches), steps=running.steps, replayed=lanes.replayed)
+
+
+class _Played:
+    """The results of R rollouts, written down as they end."""
+
+    def __init__(self, rollouts: int, observations: int) -> None:
+        self.returns = np.empty(rollouts)
+        self.ends = np.empty((rollouts, observations))
+        self.left = np.empty(rollouts)
+
+    def write(self, running: _Running, done: Array, seen: Array, terminated: Array) -> None:
+        """The results of the lanes that are done."""
+        owner = running.owner[done]
+        self.returns[owner] = running.result[done]
+        # without the masks behind the observation, which no value looks at
+        self.ends[owner] = seen[done, : self.ends.shape[1]]
+        # nothing follows the end of an episode, but something follows a cut
+        self.left[owner] = np.where(terminated[done], 0.0, running.factor[done])
+
+    def of(self, branches: EpisodeBranches) -> EpisodeBranches:
+        """The branches with their results."""
+        return replace(branches, returns=self.returns, ends=self.ends, left=self.left)
 
 
 def _noise(branches: EpisodeBranches, shape: tuple[int, int], lanes: int) -> OwnNoise | SharedNoise:

@@ -17,7 +17,8 @@ from arsm.rl.environment import Array
 from arsm.rl.spaces import exists
 
 # as arrays, which NumPy takes faster than Python's numbers
-ZERO, UNITS = np.array(0.0), np.array(1 / RESOLUTION)
+ZERO = np.array(0.0)
+UNITS = np.array(1 / RESOLUTION)
 FEW_ROWS = 64
 
 
@@ -69,7 +70,8 @@ class Perceptron:
 
     def logits(self, observations: Array) -> Array:
         inputs = self.agents * self.layers[0][0].shape[-2]
-        rows, masks = len(observations), allowed(observations, inputs, self.choices)
+        rows = len(observations)
+        masks = allowed(observations, inputs, self.choices)
         x = observations[:, :inputs].reshape(rows * self.agents, -1)
         if self.layers[0][0].ndim == 3:
             # agents first: one batched product instead of one per agent

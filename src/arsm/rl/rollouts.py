@@ -7,6 +7,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -104,35 +105,20 @@ class Pool:
         try:
             while waiting or busy:
                 while waiting and idle:
-                    worker, part = idle.pop(), waiting.pop()
+                    worker = idle.pop()
+                    part = waiting.pop()
                     busy[worker] = part
                     # one that died idle: the wait below finds its pipe closed
                     with suppress(OSError):
                         self._workers[worker][1].send((policy, branches.part(parts[part])))
-                by_pipe = {self._workers[worker][1]: worker for worker in busy}
-                for pipe in wait(list(by_pipe)):
-                    worker = by_pipe[pipe]  # pyright: ignore[reportArgumentType]
+                for worker in self._answering(busy):
                     part = busy[worker]
                     try:
                         answer = self._workers[worker][1].recv()
                     except (EOFError, OSError):
-                        lives[part] -= 1
-                        self._workers[worker][0].join(1)  # then the exit code is its own
-                        code = self._replace(worker)
-                        if code == 1:  # where an environment raises, a worker says so and lives
-                            raise WorkerFailure(
-                                f"A worker could not import {self.environment.name}; define it in "
-                                "a module, not in a "
-                                "notebook, and let a script begin under `if __name__ == "
-                                '"__main__":`.'
-                            ) from None
-                        if not lives[part]:
-                            raise WorkerFailure(
-                                f"A worker of {self.environment.name} died {self.patience} times "
-                                f"over the same rollouts (exit code {code}); play them in this "
-                                "process to see why."
-                            ) from None
                         answer = None
+                        lives[part] -= 1
+                        self._replace_dead(worker, lives[part])
                         waiting.append(part)
                     del busy[worker]
                     idle.append(worker)
@@ -143,6 +129,26 @@ class Pool:
             for worker in busy:  # its late answer would meet the next question
                 self._replace(worker)
         return branches.answered(parts, [one for one in played if one is not None])
+
+    def _answering(self, busy: Iterable[int]) -> list[int]:
+        """Wait until some of the workers have answered, or died."""
+        by_pipe = {self._workers[worker][1]: worker for worker in busy}
+        return [by_pipe[pipe] for pipe in wait(list(by_pipe))]  # pyright: ignore[reportArgumentType]
+
+    def _replace_dead(self, worker: int, lives: int) -> None:
+        """Replace a worker that died, unless another would die as well."""
+        self._workers[worker][0].join(1)  # then the exit code is its own
+        code = self._replace(worker)
+        if code == 1:  # where an environment raises, a worker says so and lives
+            raise WorkerFailure(
+                f"A worker could not import {self.environment.name}; define it in a module, not in "
+                'a notebook, and let a script begin under `if __name__ == "__main__":`.'
+            ) from None
+        if not lives:
+            raise WorkerFailure(
+                f"A worker of {self.environment.name} died {self.patience} times over the same "
+                f"rollouts (exit code {code}); play them in this process to see why."
+            ) from None
 
     def _replace(self, worker: int) -> int | None:
         process, pipe = self._workers[worker]

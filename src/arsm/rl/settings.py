@@ -14,7 +14,7 @@ from arsm.options import closest
 
 @dataclass(frozen=True)
 class Learning:
-    """How an agent learns, apart from its optimizer.
+    """Settings of an agent's learning, apart from its optimizer.
 
     Attributes:
         episodes_an_iteration: True episodes per update. 0 chooses 4 to 64 for each
@@ -140,7 +140,7 @@ ELSEWHERE = {
     "method": "use credit=",
     "estimator": "use credit=",
 }
-"""What other libraries' settings are here."""
+"""Settings of other libraries, and their names here."""
 ARGUMENTS = (
     *("environment", "credit", "policy", "settings", "horizon", "encoder", "snapshot"),
     *("randomness", "options", "shared_policy", "engine", "workers", "address"),

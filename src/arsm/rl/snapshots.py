@@ -61,7 +61,7 @@ def snapshot_of(env: Env, way: Way, given: Snapshot | None) -> Snapshot | None:
 
 
 def made(env: Env) -> Any:
-    """What the user's own function made, which a team of agents wraps."""
+    """The user's own environment, which a team of agents wraps."""
     return getattr(env, "parallel", env)
 
 

@@ -57,7 +57,8 @@ def encode(space: spaces.Space[Any], seen: Any) -> Array:
         # a network's weights are made for numbers about 1
         return vector / 255 if is_bytes(space) else vector
     if isinstance(space, spaces.Discrete):
-        vector, category = np.zeros(int(space.n)), int(seen) - int(space.start)
+        vector = np.zeros(int(space.n))
+        category = int(seen) - int(space.start)
         # NumPy would take -1 for the last category
         if not 0 <= category < len(vector):
             raise ValueError(

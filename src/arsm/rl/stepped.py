@@ -32,7 +32,7 @@ class Stepped:
     name: str
     make: Callable[[], Env]
     shape: tuple[int, ...]
-    """Of an observation, encoded."""
+    """The shape of an encoded observation."""
     choices: tuple[int, ...]
     first_choice: Array
     """[K]: the numbers of the first actions; [] for a single action, where the
@@ -40,17 +40,17 @@ class Stepped:
     """
     horizon: int
     space: Space[Any] | None = None
-    """Of the observations, where they must be encoded."""
+    """The observations' space, where they must be encoded."""
     encoder: Encoder | None = None
     masked_by: Literal["info", "method"] | None = None
-    """Where action masks come from: `info["action_mask"]` or `action_masks()`."""
+    """The source of action masks: `info["action_mask"]` or `action_masks()`."""
     agents: int = 1
     """Agents of a team, whose observations and actions lie side by side."""
     snapshot: Snapshot | None = None
     randomness: Randomness = "same"
     """Whether a branch goes on with the true episode's random numbers or with its own."""
     way: Way = "replay"
-    """How to branch."""
+    """The way to branch."""
     alone: bool = False
     """Whether its instances share state, so that only one is ever played at a time."""
     made: list[Env] = field(default_factory=list, init=False, repr=False)
@@ -334,7 +334,8 @@ class Trunk:
         """Go to a step of an episode; branches come by episode and step."""
         if self.env is None or self._episode != episode or self._step > step:
             self._begin(trail)
-            self._episode, self._step = episode, 0
+            self._episode = episode
+            self._step = 0
         elif self._step == step:
             return
         assert self.env is not None
@@ -375,7 +376,8 @@ class SteppedLanes:
     def follow(self, source: Generator[Env, Env | None, None], lanes: int) -> None:
         """Take branches from here, the first for so many lanes."""
         # a branch is no beginning: it keeps no states
-        self._source, self._moved = source, True
+        self._source = source
+        self._moved = True
         self.environments = [next(source) for _ in range(lanes)]
 
     def state(self) -> list[Any] | None:

@@ -71,15 +71,15 @@ class OwnNoise:
     """
 
     def __init__(self, key: int, number: Array, lanes: int, shape: tuple[int, int]) -> None:
-        self._key, self._number, self._shape = key, number, shape
+        self._key = key
+        self._number = number
+        self._shape = shape
         self._streams = [stream(key, int(number[rollout])) for rollout in range(lanes)]
         self._draw_block()
 
     def _draw_block(self) -> None:
-        self._block, self._at = (
-            draw_uniforms(self._streams, BLOCK, self._shape).swapaxes(0, 1).copy(),
-            0,
-        )
+        self._block = draw_uniforms(self._streams, BLOCK, self._shape).swapaxes(0, 1).copy()
+        self._at = 0
 
     def next(self) -> Array:
         """[N, K, C] in race units, of every lane's next step; a rollout's first needs none."""
@@ -106,18 +106,22 @@ class SharedNoise:
     """The true episodes' noise, at the same times."""
 
     def __init__(self, tape: Tape, episode: Array, step: Array, lanes: int) -> None:
-        self._tape, self._all = tape, (episode, step)
+        self._tape = tape
+        self._all = (episode, step)
         # copies: lanes move on, the plan does not
-        self._episode, self._time = episode[:lanes].copy(), step[:lanes].copy()
+        self._episode = episode[:lanes].copy()
+        self._time = step[:lanes].copy()
 
     def next(self) -> Array:
         self._time += 1
         return self._tape.at(self._episode, self._time)
 
     def drop(self, keep: Array) -> None:
-        self._episode, self._time = self._episode[keep], self._time[keep]
+        self._episode = self._episode[keep]
+        self._time = self._time[keep]
 
     def restart(self, lane: int, rollout: int) -> None:
         episode, step = self._all
         # one less: the next call is for the first action, which is given and needs none
-        self._episode[lane], self._time[lane] = episode[rollout], step[rollout] - 1
+        self._episode[lane] = episode[rollout]
+        self._time[lane] = step[rollout] - 1

@@ -10,7 +10,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,6 +74,19 @@ class Iteration:
         )
 
 
+class _Randomness(NamedTuple):
+    """The random numbers of one iteration."""
+
+    generator: torch.Generator
+    """For the plan."""
+    true: int
+    """The key of the true episodes' noise."""
+    branched: int
+    """The key of the branches' noise."""
+    seeds: list[int]
+    """The environments' seeds."""
+
+
 class Training(ABC):
     """A policy's network and what makes it learn."""
 
@@ -86,7 +99,8 @@ class Training(ABC):
         *,
         shared_policy: bool,
     ) -> None:
-        self.environment, self.settings = environment, settings
+        self.environment = environment
+        self.settings = settings
         generator = torch.Generator().manual_seed(settings.seed)
         self.network = self._mlp(shared_policy, generator) if policy is None else policy.eval()
         self._made = policy is None
@@ -118,11 +132,10 @@ class Training(ABC):
         """Play rollouts."""
 
     def _mlp(self, shared: bool, generator: torch.Generator) -> nn.Module:
-        world, hidden = self.environment, self.settings.hidden
-        inputs, outputs = (
-            world.observations // world.agents,
-            len(world.choices) * max(world.choices) // world.agents,
-        )
+        world = self.environment
+        hidden = self.settings.hidden
+        inputs = world.observations // world.agents
+        outputs = len(world.choices) * max(world.choices) // world.agents
         # a single agent's network stays a plain Sequential, which users may look into
         if world.agents == 1:
             return mlp(inputs, hidden, outputs, generator)
@@ -200,46 +213,30 @@ class Training(ABC):
         return ModulePolicy(copy.deepcopy(self.network), world.shape, world.choices)
 
     def _iterate(self) -> Iteration:
-        begin, begin_cpu = time.perf_counter(), time.process_time()
-        settings, world = self.settings, self.environment
+        """Play true episodes and their branches, and learn from them."""
+        begin = time.perf_counter()
+        begin_cpu = time.process_time()
         count = self._count()
-        # every iteration has its own random numbers: resuming needs no generator's state
-        streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(
-            3 + count, np.uint64
-        )
-        generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
-        true, branched = int(streams[1]), int(streams[2])
+        random = self._randomness(count)
         # one policy for the true episodes and for all their branches
         current = self.policy
-        # 31 bits, as some simulators refuse larger seeds
-        seeds = [int(stream >> np.uint64(33)) for stream in streams[3:]]
-        played = play_episodes(world, current, seeds, Tape(true, count, self._logits_shape))
+        noise = Tape(random.true, count, self._logits_shape)
+        played = play_episodes(self.environment, current, random.seeds, noise)
         self._check_isolation(played)
-
         batch = self._batch(played)
-        # before the branches: they would spend minutes on a policy that is lost
-        if not bool(legal_rows(batch.logits).all()):
-            raise FloatingPointError(
-                f"The policy's logits are not finite after episode {self.episodes}; try a smaller "
-                f"learning rate than {settings.learning_rate:g}."
-            )
-        plan = self._plan(batch, generator)
-        branches = self._branches(
-            plan, played, branched, true if settings.common_random_numbers else None
-        )
-        branches = self._play(current, branches)
+        self._check_logits(batch)
+
+        plan = self._plan(batch, random.generator)
+        branches = self._play(current, self._branches(plan, played, random))
         # after playing, as the first iteration measures itself
         scale = self._measure_scale(batch.returns.numpy(), branches.returns)
         batch = replace(batch, rewards=scale * batch.rewards, returns=scale * batch.returns)
         branches = replace(branches, returns=scale * branches.returns)
         mean_entropy = self._update(batch, branches)
 
-        self.iteration += 1
-        self.episodes += count
-        # decides the next iteration's episodes, never this one's
-        self._length = max(1, sum(batch.lengths) // count)
-        self.steps += sum(batch.lengths) + branches.steps
-        self.replayed += branches.replayed
+        steps = sum(batch.lengths)
+        self._count_up(count, steps, branches)
+        pseudo_actions = 0.0 if plan is None else float(plan.pseudo_actions.sum()) / steps
         return Iteration(
             iteration=self.iteration,
             episodes=self.episodes,
@@ -247,14 +244,42 @@ class Training(ABC):
             replayed=branches.replayed,
             returns=tuple(float(one.rewards.sum()) for one in played),
             rollouts=len(branches),
-            pseudo_actions=0.0
-            if plan is None
-            else float(plan.pseudo_actions.sum()) / sum(batch.lengths),
+            pseudo_actions=pseudo_actions,
             entropy=mean_entropy,
             log_variance=math.log(max(float(self._variance.mean()), sys.float_info.min)),
             seconds=time.perf_counter() - begin,
             cpu_seconds=time.process_time() - begin_cpu + branches.cpu_seconds,
         )
+
+    def _randomness(self, count: int) -> _Randomness:
+        """The random numbers of this iteration alone: resuming needs no generator's state."""
+        streams = np.random.SeedSequence([self.settings.seed, self.iteration]).generate_state(
+            3 + count, np.uint64
+        )
+        return _Randomness(
+            generator=torch.Generator().manual_seed(int(streams[0] >> np.uint64(1))),
+            true=int(streams[1]),
+            branched=int(streams[2]),
+            # 31 bits, as some simulators refuse larger seeds
+            seeds=[int(stream >> np.uint64(33)) for stream in streams[3:]],
+        )
+
+    def _check_logits(self, batch: TrueEpisodes) -> None:
+        """Refuse a policy that is lost: its branches would take minutes to play."""
+        if not bool(legal_rows(batch.logits).all()):
+            raise FloatingPointError(
+                f"The policy's logits are not finite after episode {self.episodes}; try a smaller "
+                f"learning rate than {self.settings.learning_rate:g}."
+            )
+
+    def _count_up(self, count: int, steps: int, branches: EpisodeBranches) -> None:
+        """Count the episodes and steps of an iteration."""
+        self.iteration += 1
+        self.episodes += count
+        # decides the next iteration's episodes, never this one's
+        self._length = max(1, steps // count)
+        self.steps += steps + branches.steps
+        self.replayed += branches.replayed
 
     def _check_isolation(self, played: list[Episode]) -> None:
         """Play one of the episodes again, alone: in iterations 1, 2, 4, 8 and so on,
@@ -283,7 +308,7 @@ class Training(ABC):
         )
 
     def _branches(
-        self, plan: rollouts.Rollouts | None, played: list[Episode], key: int, shared: int | None
+        self, plan: rollouts.Rollouts | None, played: list[Episode], random: _Randomness
     ) -> EpisodeBranches:
         """The plan's steps, which are numbered through all episodes, as steps of each."""
         # the plan sees all episodes as one long one
@@ -296,10 +321,10 @@ class Training(ABC):
             episode=episode,
             step=step - offset[episode],
             action=action,
-            key=key,
+            key=random.branched,
             number=np.arange(len(step)),
             gamma=self.settings.gamma,
-            shared=shared,
+            shared=random.true if self.settings.common_random_numbers else None,
             cut=self.credit.cut,
             plan=plan,
         )
@@ -311,7 +336,8 @@ class Training(ABC):
         if self.settings.reward_scale is not None:
             return self.settings.reward_scale
         # this batch's own returns would make the factor depend on its actions: a bias
-        earlier, square = self._returns.clone(), float(np.var(returns))
+        earlier = self._returns.clone()
+        square = float(np.var(returns))
         self._returns = DECAY * self._returns + (1 - DECAY) * torch.tensor(
             [square, 1.0], dtype=torch.float64
         )
@@ -365,15 +391,26 @@ class Training(ABC):
     def _update(self, batch: TrueEpisodes, branches: EpisodeBranches) -> float:
         """The updates; returns the entropy of the policy that played."""
         grad, loss = self.credit.gradient(batch, branches)
-        played_entropy, scale, decay = (
-            entropy(batch.logits).sum(),
-            1 / len(batch.lengths),
-            self._decay,
-        )
+        played_entropy = entropy(batch.logits).sum()
+        scale = 1 / len(batch.lengths)
+        decay = self._decay
         # set anew each time: the decay may follow the clock, which no scheduler knows
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = decay * self.settings.learning_rate
+        self._update_policy(batch, grad, scale, decay)
+        # only now: a value that has seen these returns would bias their credit
+        if loss is not None:
+            for _ in range(self.credit.own_updates):
+                self._optimizers[1].zero_grad()
+                (scale * loss()).backward()
+                self._optimizers[1].step()
+        return float(played_entropy) / (batch.logits.shape[0] * batch.logits.shape[1])
+
+    def _update_policy(self, batch: TrueEpisodes, grad: Tensor, scale: float, decay: float) -> None:
+        """Steps uphill along the gradient [T, K, C] of the logits, until the policy is too far
+        from the one that played.
+        """
         for number in range(self.credit.updates):
             # the logits' gradient stays, and the network is the one of this update
             logits = self._logits(batch)
@@ -382,9 +419,8 @@ class Training(ABC):
             # an action that is masked has no gradient, and -inf times 0 would be NaN
             objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
             if self.settings.entropy:
-                objective = (
-                    objective + decay * self.settings.entropy * entropy(logits).mean(-1).sum()
-                )
+                bonus = entropy(logits).mean(-1).sum()
+                objective = objective + decay * self.settings.entropy * bonus
             self._optimizers[0].zero_grad()
             (-scale * objective).backward()
             # later updates repeat the same draw: only the first says how noisy it is
@@ -393,13 +429,6 @@ class Training(ABC):
                     [p.grad.cpu() for p in self.network.parameters() if p.grad is not None]
                 )
             self._optimizers[0].step()
-        # only now: a value that has seen these returns would bias their credit
-        if loss is not None:
-            for _ in range(self.credit.own_updates):
-                self._optimizers[1].zero_grad()
-                (scale * loss()).backward()
-                self._optimizers[1].step()
-        return float(played_entropy) / (batch.logits.shape[0] * batch.logits.shape[1])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that learning continues from."""
@@ -439,7 +468,8 @@ def divergence(played: Tensor, logits: Tensor) -> float:
     """KL(played || now), summed over the actions of a step and averaged over the steps:
     logits [T, K, C] each.
     """
-    before, now = played.log_softmax(-1), logits.log_softmax(-1)
+    before = played.log_softmax(-1)
+    now = logits.log_softmax(-1)
     # a masked action is masked in both, and -inf less -inf would be NaN
     ratio = (before - now).masked_fill(before == -torch.inf, 0)
     return float((before.exp() * ratio).sum()) / len(played)

@@ -35,7 +35,9 @@ def film(
     # a team's environment is shown as it is, not as one agent
     team = None if isinstance(env, gymnasium.Env) else Team(env)
     seen, info = env.reset(seed=seed)
-    frames, step, over = [_frame(env)], 0, False
+    frames = [_frame(env)]
+    step = 0
+    over = False
     while not over and step < agent.environment.horizon:
         if team is None:
             mask = _mask(env, info) if agent.environment.masks else None

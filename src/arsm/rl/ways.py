@@ -26,7 +26,7 @@ PATIENCE = 1000
 """Random steps within which an environment without a time limit must end by itself."""
 
 Given = tuple[Array, float, bool, bool]
-"""What a step gave: the observation, the reward, and whether it terminated and is over."""
+"""A step's observation and reward, and whether it terminated and is over."""
 Record = tuple[Trail, list[Given]]
 """An episode of random actions, and what each of them gave."""
 
@@ -85,7 +85,10 @@ def _record(world: Stepped, seed: int) -> Record:
     """An episode of random actions, of which the first steps are kept."""
     # random actions of our own: the action space's sampler has state
     generator = np.random.default_rng(seed)
-    env, given, actions, before = world.take(), [], [], []
+    given = []
+    actions = []
+    before = []
+    env = world.take()
     seen = world.reset_one(env, seed)
     check_finite(world.name, "an observation", seen)
     for time in range(PATIENCE if world.horizon == ENDLESS else min(world.horizon, TESTED_STEPS)):

@@ -3,18 +3,20 @@
 from arsm.sequences.batch import Batch, Branches, SequenceEstimate, Strategy, TokenCredit
 from arsm.sequences.checks import Reward, RewardFailure
 from arsm.sequences.cluster import Cluster
-from arsm.sequences.comparison import Comparison, Measured, compare
+from arsm.sequences.comparison import compare
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete
 from arsm.sequences.draws import Sampled
 from arsm.sequences.driver import estimate
 from arsm.sequences.ends import Ends, Stop, live_tokens
 from arsm.sequences.engines import Engine, EngineFailure, Server
 from arsm.sequences.importance import Importance
+from arsm.sequences.measured import Comparison, Measured
 from arsm.sequences.model import Model, Recompute, SlotModel, SlotsRefused, State, pad_before
-from arsm.sequences.slots import Slots, Waves, decoder
+from arsm.sequences.slots import Slots
 from arsm.sequences.strategies import Branch, Group, by_likelihood
 from arsm.sequences.text import TextReward
 from arsm.sequences.transformers import Transformers
+from arsm.sequences.waves import Waves, decoder
 
 __all__ = [
     "Batch",

@@ -1,4 +1,4 @@
-"""What a strategy works with, and what an estimate returns."""
+"""The batch that a strategy works with, its credit, and the result of an estimate."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class TokenCredit:
 
 
 class Strategy(Protocol):
-    """How credit is given.
+    """A way to give credit.
 
     A strategy that plays each distinct other draw of every state once says so in an
     attribute `plays_every_draw`: its branches may then begin while the true sequences
@@ -169,7 +169,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SequenceEstimate(NoTensor):
-    """What `sequences.estimate` returns.
+    """The result of `sequences.estimate`.
 
     Attributes:
         value: [N]: each prompt's return (the mean over its true sequences), to be

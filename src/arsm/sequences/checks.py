@@ -39,8 +39,8 @@ class RewardFailure(RuntimeError):
 
 
 LARGEST_MISMATCH = {8: 1e-6, 4: 0.1, 2: 1.0}
-"""Of ln p of one token between a model's cached and uncached logits, by the bytes of
-its floating type.
+"""Largest difference of one token's ln p between a model's cached and uncached logits, by
+the bytes of its floating type.
 """
 
 
@@ -420,7 +420,7 @@ def given_completions(
 
 
 def checked_completions(done: Completions, vocabulary: int) -> Completions:
-    """What an engine returned, with tokens that the model knows."""
+    """An engine's completions, whose tokens the model knows."""
     if done.tokens.numel() and int(done.tokens.max()) >= vocabulary:
         raise ValueError(
             f"The engine sampled the token {int(done.tokens.max())}, but the model's vocabulary is "

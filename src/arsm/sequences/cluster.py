@@ -22,7 +22,7 @@ class Cluster:
     """
 
     patience = 3
-    """How often one part may be played again."""
+    """Most times that one part is played again."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Cluster:
         decoding: Decoding,
         generator: torch.Generator | None = None,
     ) -> Completions:
-        """What `arsm.sequences.complete` does."""
+        """Complete every prefix, like `arsm.sequences.complete`."""
         ray = self._ray
         version = weights_version(self.module)
         if version != self._version:
@@ -104,7 +104,7 @@ class Cluster:
 
 
 class Player:
-    """What an actor does."""
+    """Completes parts of the prefixes in an actor's process."""
 
     def __init__(self, shared: list[Any], device: str) -> None:
         torch.set_num_threads(1)

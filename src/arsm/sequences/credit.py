@@ -56,7 +56,7 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What the pass over the true sequences needs."""
+    """The pass over the true sequences, before it is run."""
 
     model: Model
     prompts: Tensor

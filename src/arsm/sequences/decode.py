@@ -40,7 +40,7 @@ copies the cache.
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """How tokens are drawn.
+    """The rules by which tokens are drawn.
 
     Attributes:
         eos: The tokens that end a sequence; the first of several also pads.
@@ -309,7 +309,7 @@ class _Wave:
         self.start = held.step
         self.state = held.state
         self.later: Held | None = None
-        """What the prefixes need that do not fit."""
+        """The state that the prefixes without room will need."""
         self.carried = held.row
         """[S]: the known sequences, whose rows of the state are `where` [S]."""
         self.where = held.place

@@ -1,4 +1,4 @@
-"""What ends a sequence: tokens, of which the first also pads, or a function of the tokens."""
+"""Ends of a sequence: tokens, of which the first also pads, or a function of the tokens."""
 
 from __future__ import annotations
 

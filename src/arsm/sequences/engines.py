@@ -28,7 +28,7 @@ class EngineFailure(RuntimeError):
 
 
 class Engine(Protocol):
-    """Who completes prefixes for `estimate`."""
+    """A sampler that completes prefixes for `estimate`."""
 
     def complete(
         self,
@@ -38,8 +38,8 @@ class Engine(Protocol):
         decoding: Decoding,
         generator: torch.Generator | None = None,
     ) -> Completions:
-        """What `arsm.sequences.complete` does, with the weights as they are now; raises
-        `EngineFailure`.
+        """Complete every prefix, like `arsm.sequences.complete`, with the weights as they
+        are now; raises `EngineFailure`.
         """
         ...
 
@@ -189,7 +189,7 @@ class Server:
         decoding: Decoding,
         generator: torch.Generator | None = None,
     ) -> Completions:
-        """What `arsm.sequences.complete` does."""
+        """Complete every prefix, like `arsm.sequences.complete`."""
         version = weights_version(self.module)
         parts = split(prompts, mask, prefixes, decoding, decoding.rows, generator)
         return gather(

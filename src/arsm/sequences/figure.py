@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from arsm.sequences.comparison import Comparison
+    from arsm.sequences.measured import Comparison
 
 
 def plot_comparison(comparison: Comparison) -> Figure:

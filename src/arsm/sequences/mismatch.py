@@ -9,8 +9,8 @@ from arsm.sequences.batch import LogitsOf, token_log_probs
 from arsm.sequences.fit import Fit
 
 LARGEST_MEAN = {8: 1e-6, 4: 0.05, 2: 0.3}
-"""Of |ln p| differences between decoding and one pass, by the bytes of the model's
-type. TF32 and bfloat16 stay ten times below; a wrong cache, wrong positions or dropout
+"""Largest mean |difference of ln p| between decoding and one pass, by the bytes of the
+model's type. TF32 and bfloat16 stay ten times below; a wrong cache, wrong positions or dropout
 do not."""
 FIT_TOKENS = 20_000
 """Tokens that are tested at most."""

@@ -1,4 +1,4 @@
-"""What a sequence model must offer, and an adapter for any module that maps tokens to logits."""
+"""The contract of a sequence model, and an adapter for any module from tokens to logits."""
 
 from __future__ import annotations
 

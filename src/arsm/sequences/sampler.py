@@ -1,4 +1,4 @@
-"""Who samples: this process, by slots that serve every call, or an engine."""
+"""The sampler: this process, by slots that serve every call, or an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from arsm.sequences.draws import Sampled, draw_beside
 from arsm.sequences.engines import Engine
 from arsm.sequences.memory import limited_by
 from arsm.sequences.model import Model
-from arsm.sequences.slots import Slots, Waves, decoder
+from arsm.sequences.slots import Slots
+from arsm.sequences.waves import Waves, decoder
 
 LEAST_SLOTS = 64
 """Slots are kept from call to call, for at least this many rows."""

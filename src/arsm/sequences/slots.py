@@ -12,8 +12,7 @@ being sampled take the free slots (ahead.py).
 from __future__ import annotations
 
 import time
-import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +20,12 @@ from torch import Tensor
 
 from arsm.checks import check_count
 from arsm.sequences.ahead import Ahead, PlayedAhead, other_draws
-from arsm.sequences.board import Board, Playing, Rows, Starts, Tally
-from arsm.sequences.decode import Completions, Decoding, Prefixes, check_log_probs, complete
+from arsm.sequences.board import Board, Rows, Starts, Tally
+from arsm.sequences.decode import Completions, Decoding, Prefixes, check_log_probs
 from arsm.sequences.draws import Noise, Sampled
-from arsm.sequences.ends import all_ends, is_end
-from arsm.sequences.model import Model, SlotModel, SlotsRefused
+from arsm.sequences.ends import all_ends
+from arsm.sequences.jobs import DecodingJob, completing, sampling
+from arsm.sequences.model import SlotModel
 
 ALIGNED = 8
 """Columns of a cache are a multiple of this: fused attention needs its masks aligned."""
@@ -37,41 +37,6 @@ COPIED = 128
 """Most rows copied at once: a copy holds them a second time."""
 PREFILLED = 1 << 16
 """Most tokens, padding included, per call of `fill`."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """Starts to play to the end."""
-
-    known: Tensor
-    """[N, prompt + ...]: the sequences that they branch off."""
-    mask: Tensor | None
-    """[N, prompt] bool."""
-    prompt: int
-    """Columns of the prompts."""
-    true: Playing
-    """The sequences asked for; branches that begin ahead are numbered after them."""
-    decoding: Decoding
-    draws: int
-    """Draws per state."""
-    generator: torch.Generator | None
-    noise: Noise | None
-    ahead: Ahead | None = None
-    """Takes branches that are played beside it; None where it has none."""
-
-    @property
-    def playing(self) -> list[Playing]:
-        """All that rows may play."""
-        return [self.true] if self.ahead is None else [self.true, self.ahead]
-
-    def draw_noise(self, rows: Rows) -> None:
-        """The uniform numbers of one step."""
-        if self.noise is None:
-            rows.uniform.uniform_(generator=self.generator)
-            return
-        names = torch.cat([each.starts.name for each in self.playing])
-        # rows without an owner draw too, and nobody reads it
-        rows.uniform.copy_(self.noise(names[rows.owner.clamp_min(0)], rows.index + 1))
 
 
 class _Source(NamedTuple):
@@ -147,7 +112,7 @@ class Slots:
             noise: replaces the generator, so that a draw depends on its sequence and
                 step alone.
         """
-        job = _sampling(prompts, mask, row, decoding, draws, generator, noise)
+        job = sampling(prompts, mask, row, decoding, draws, generator, noise)
         self._play(job)
         return job.true.done
 
@@ -168,7 +133,7 @@ class Slots:
         To the noise a branch is the sequence R + (i T + t) n + d, for draw d of state t
         of sequence i.
         """
-        job = _sampling(prompts, mask, row, decoding, draws, generator, noise)
+        job = sampling(prompts, mask, row, decoding, draws, generator, noise)
         ahead = Ahead.of(job.true, decoding)
         self._play(replace(job, ahead=ahead))
         check_log_probs(ahead.done.log_probs[..., 0])
@@ -187,47 +152,15 @@ class Slots:
         """Complete every prefix, like `arsm.sequences.complete`; ln p of a given action
         is left at 0.
         """
-        completions = Completions.empty(prefixes, decoding)
-        given = prefixes.action >= 0
-        # a row feeds one token and draws the next: the action where one is given, else the token
-        # before it, which may be the prompt's last
-        index = torch.where(given, prefixes.step, prefixes.step - 1)
-        before = torch.cat([prompts[:, -1:], prefixes.known], -1)[prefixes.row, prefixes.step]
-        token = torch.where(given, prefixes.action, before)
-        which = torch.arange(given.shape[0], device=given.device)
-        completions.tokens[which[given], prefixes.step[given]] = prefixes.action[given]
-
-        # an action that ends its sequence needs no forward
-        ends = (index == decoding.max_tokens - 1) | (given & is_end(prefixes.action, decoding.eos))
-        if decoding.stop is not None:
-            for one in (given & ~ends).nonzero().squeeze(-1).tolist():
-                length = int(prefixes.step[one]) + 1
-                ends[one] = decoding.stopped(completions.tokens[one : one + 1], length)[0]
-        going = (~ends).nonzero().squeeze(-1)
-        starts = Starts(prefixes.row[going], index[going], token[going], going)
-        done = Sampled(
-            completions.tokens[going].unsqueeze(-1),
-            completions.log_probs[going].unsqueeze(-1),
-            torch.zeros_like(completions.log_probs[going]),
-        )
-        whole = torch.cat([prompts, prefixes.known.to(prompts)], -1)
-        self._play(
-            _Job(
-                known=whole,
-                mask=mask,
-                prompt=prompts.shape[1],
-                true=Playing(starts, done, 0),
-                decoding=decoding,
-                draws=1,
-                generator=generator,
-                noise=noise,
-            )
-        )
-        completions.tokens[going] = done.tokens.squeeze(-1)
-        completions.log_probs[going] = done.log_probs.squeeze(-1)
+        job, completions = completing(prompts, mask, prefixes, decoding, generator, noise)
+        self._play(job)
+        # a start is named by its prefix
+        going = job.true.starts.name
+        completions.tokens[going] = job.true.done.tokens.squeeze(-1)
+        completions.log_probs[going] = job.true.done.log_probs.squeeze(-1)
         return completions
 
-    def _play(self, job: _Job) -> None:
+    def _play(self, job: DecodingJob) -> None:
         """Play all starts to the end."""
         starts = job.true.starts
         if starts.row.shape[0] == 0:
@@ -247,7 +180,7 @@ class Slots:
                     self._group(board, queue, job, self._read(job, begin))
         check_log_probs(job.true.done.log_probs[..., 0])
 
-    def _read(self, job: _Job, begin: int) -> _Source:
+    def _read(self, job: DecodingJob, begin: int) -> _Source:
         """Fill the cache of some known sequences, from `begin` on, as far as any start needs."""
         some = slice(begin, begin + self.known)
         # a start feeds its own token: only what comes before is read here
@@ -260,7 +193,7 @@ class Slots:
         return _Source(begin, store, first)
 
     def _refill(
-        self, board: Board, job: _Job, source: _Source, rows: Tensor, which: Tensor
+        self, board: Board, job: DecodingJob, source: _Source, rows: Tensor, which: Tensor
     ) -> None:
         """Let the starts `which` [R] play in the rows [R]."""
         starts = job.true.starts.some(which)
@@ -270,7 +203,9 @@ class Slots:
         board.rows.first[rows] = source.first[place]
         self._begin(board, job, rows, starts, which)
 
-    def _begin(self, board: Board, job: _Job, rows: Tensor, starts: Starts, owner: Tensor) -> None:
+    def _begin(
+        self, board: Board, job: DecodingJob, rows: Tensor, starts: Starts, owner: Tensor
+    ) -> None:
         """Set the starts [R] into the rows [R], whose cache is there."""
         board.rows.token[rows] = starts.token
         board.rows.column[rows] = starts.index + job.prompt
@@ -279,7 +214,7 @@ class Slots:
         board.rows.ended[rows] = False
         self.tally.starts += rows.shape[0]
 
-    def _group(self, board: Board, queue: Tensor, job: _Job, source: _Source) -> None:
+    def _group(self, board: Board, queue: Tensor, job: DecodingJob, source: _Source) -> None:
         """Play a queue of starts to the end, and the branches that begin meanwhile."""
         # no more rows than there are sequences: idle rows are computed too
         limit = self._limit(job)
@@ -316,7 +251,7 @@ class Slots:
                 most = max(1, min(most, _longest(board.rows.up_to(size))))
 
     def _branch(
-        self, board: Board, job: _Job, size: int, slot: Tensor, starts: Starts
+        self, board: Board, job: DecodingJob, size: int, slot: Tensor, starts: Starts
     ) -> tuple[int, int]:
         """Let starts [K] that branch off the sequences of the slots [K] begin in free
         slots, the first ones if there are not enough; return how many began, and the
@@ -343,7 +278,9 @@ class Slots:
         self.tally.ahead += count
         return count, max(size, self._fitting(int(target[-1]) + 1, limit))
 
-    def _run_steps(self, board: Board, job: _Job, size: int, steps: int) -> tuple[Rows, Tensor]:
+    def _run_steps(
+        self, board: Board, job: DecodingJob, size: int, steps: int
+    ) -> tuple[Rows, Tensor]:
         """Some steps of all slots, without a look at the rows; the rows, and their
         indices [S] before.
         """
@@ -363,7 +300,7 @@ class Slots:
         self.tally.looks += 1
         return rows, before
 
-    def _limit(self, job: _Job) -> int:
+    def _limit(self, job: DecodingJob) -> int:
         """The most slots that a job may use."""
         return min(self.rows, job.decoding.rows)
 
@@ -458,31 +395,6 @@ class Slots:
         return self._held().is_cuda if self.captured is None else self.captured
 
 
-def _sampling(
-    prompts: Tensor,
-    mask: Tensor | None,
-    row: Tensor,
-    decoding: Decoding,
-    draws: int,
-    generator: torch.Generator | None,
-    noise: Noise | None,
-) -> _Job:
-    """Sample one sequence per entry of `row`."""
-    done = Sampled.empty(row.shape[0], decoding.max_tokens, draws, decoding.eos, prompts.device)
-    name = torch.arange(row.shape[0], device=row.device)
-    starts = Starts(row, torch.full_like(row, -1), prompts[row, -1], name)
-    return _Job(
-        known=prompts,
-        mask=mask,
-        prompt=prompts.shape[1],
-        true=Playing(starts, done, 0),
-        decoding=decoding,
-        draws=draws,
-        generator=generator,
-        noise=noise,
-    )
-
-
 def _copy_rows(source: Tensor, which: Tensor, target: Tensor, where: Tensor) -> None:
     """Copy whole rows of a cache, all columns: nothing of the target's earlier sequence stays."""
     for part, place in zip(which.split(COPIED), where.split(COPIED), strict=True):
@@ -494,65 +406,3 @@ def _longest(rows: Rows) -> int:
     last = rows.largest.shape[1] - 2
     earliest = torch.where(rows.owner >= 0, rows.index, last).amin()
     return last - int(earliest)
-
-
-class Waves:
-    """The same as `Slots` for any `Model`, by `complete`: all rows of a batch stand at
-    the same step.
-    """
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def sample(
-        self,
-        prompts: Tensor,
-        mask: Tensor | None,
-        row: Tensor,
-        decoding: Decoding,
-        draws: int = 1,
-        generator: torch.Generator | None = None,
-        noise: Noise | None = None,
-    ) -> Sampled:
-        """Sample one sequence per entry of `row`, and n draws from each of its states."""
-        done = Sampled.empty(row.shape[0], decoding.max_tokens, draws, decoding.eos, prompts.device)
-        bare = Prefixes.bare(row, decoding.max_tokens)
-        complete(self.model, prompts, mask, bare, decoding, generator, noise, done)
-        return done
-
-    def complete(
-        self,
-        prompts: Tensor,
-        mask: Tensor | None,
-        prefixes: Prefixes,
-        decoding: Decoding,
-        generator: torch.Generator | None = None,
-        noise: Noise | None = None,
-    ) -> Completions:
-        """Complete every prefix."""
-        return complete(self.model, prompts, mask, prefixes, decoding, generator, noise)
-
-
-def decoder(
-    model: Any, rows: int = 1024, *, dtype: torch.dtype | None = None, **options: Any
-) -> Slots | Waves:
-    """`Slots` for a model that offers them, else `Waves`; a model that refuses is named
-    in a warning.
-
-    Args:
-        model: a `Model`.
-        rows: the most rows per step.
-        dtype: the type of the weights' copies that are sampled with; None for the
-            weights themselves.
-        options: further options of `Slots`.
-    """
-    if not hasattr(model, "slots"):
-        return Waves(model)
-    try:
-        return Slots(model.slots(dtype), rows, **options)
-    except SlotsRefused as reason:
-        warnings.warn(
-            f"{type(model).__name__} is decoded in waves, which is slower than in slots: {reason}",
-            stacklevel=2,
-        )
-        return Waves(model)

@@ -1,4 +1,4 @@
-r"""How credit is given: `Branch` token by token, `Group` sequence by sequence.
+r"""Strategies: `Branch` gives credit token by token, `Group` sequence by sequence.
 
 With y_t the tokens, G_t the return from step t on and x_t = onehot(y_t) - p_t the score
 in the logits phi_t,

@@ -299,7 +299,7 @@ def _refuse_positions(config: Any) -> None:
 
 
 def _windows(config: Any) -> dict[str, int | None]:
-    """How far back the layers of every kind see; None for everything."""
+    """Number of tokens that the layers of every kind see; None for all."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

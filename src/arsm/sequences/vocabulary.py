@@ -81,7 +81,7 @@ class PlayedQueries(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How rollouts are chosen."""
+    """The choice of rollouts."""
 
     chance: Chance | None
     weight: Tensor

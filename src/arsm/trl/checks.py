@@ -187,7 +187,7 @@ def check_arguments(others: dict[str, Any]) -> None:
 
 def check_model(model: Any, *, disable_dropout: bool) -> None:
     """Require a model whose branches are drawn and scored as TRL draws and scores completions."""
-    # `_logit` computes single logits from the head, and knows no factors of them
+    # `TokenHead` computes single logits from the head, and knows no factors of them
     config = model.config.get_text_config()
     for name in LOGIT_SCALES:
         if getattr(config, name, None) not in (None, 1, 1.0):

@@ -98,6 +98,22 @@ def token_weights(estimator: Estimator, returns: Tensor) -> Tensor:
     return estimator.weights(returns.T).T
 
 
+def with_group(
+    states: States, tokens: Tensor, compared: Tensor, advantages: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The credit of all states, tokens and weights [B, T, n]: in the branched states
+    `compared` [S, n], in all others the group's advantages [B, T] for the true token.
+    """
+    weights = torch.zeros(tokens.shape, dtype=advantages.dtype, device=advantages.device)
+    # NaN: nothing to compare with
+    weights[..., 0] = advantages.nan_to_num(nan=0.0)
+    weights[states.row, states.step] = compared
+    # elsewhere the other tokens are replaced by the true one, whose ln p costs nothing more
+    branched = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    branched[states.row, states.step] = True
+    return torch.where(branched.unsqueeze(-1), tokens, tokens[..., :1]), weights
+
+
 def squared_lengths(states: States, weights: Tensor) -> Tensor:
     """|g|^2 [S] of weights [S, n] that sum to 0, so that g = sum_k w_k onehot(a_k)."""
     by_token = torch.zeros_like(weights).scatter_add(-1, states.first, weights)

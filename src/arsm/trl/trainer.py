@@ -18,10 +18,8 @@ probability. Q_t, the return after y_t, is backed up from the branches of later 
 as in `sequences.Branch`.
 
 TRL generates, rewards, clips, normalises, logs and saves. Credit [B, T, n] reaches its
-loss as B rows of T n tokens, and ln p of the other tokens is TRL's own ln p of the true
-token plus a difference of two logits, from n rows of the head:
-
-    ln p(a_k) = ln p(y) + z(a_k) - z(y),    z(a) = h . W[a] / temperature
+loss as B rows of T n tokens, whose ln p come from TRL's own pass and n rows of the head
+(head.py).
 """
 
 from __future__ import annotations
@@ -56,11 +54,10 @@ from arsm.trl.credit import (
     others_mean,
     squared_lengths,
     token_weights,
+    with_group,
 )
+from arsm.trl.head import TokenHead
 from arsm.types import Estimator
-
-LOGITS_PER_PART = 1 << 24
-"""The most logits that are held while the other tokens are drawn."""
 
 
 class Played(NamedTuple):
@@ -199,7 +196,7 @@ class BranchTrainer(GRPOTrainer):
         log_p, entropies, aux_loss, hidden = self._score(
             model, ids, mask, tokens.shape[1], *args, **kwargs
         )
-        log_p = self._log_probs(hidden, tokens, log_p)
+        log_p = self._head.log_probs(hidden, tokens, log_p)
         # the n tokens of a state share its entropy
         if entropies is not None:
             entropies = entropies.repeat_interleave(n, 1)
@@ -234,35 +231,9 @@ class BranchTrainer(GRPOTrainer):
         model: Any = self.accelerator.unwrap_model(self.model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
-    def _log_probs(self, hidden: Tensor, tokens: Tensor, log_p: Tensor) -> Tensor:
-        """ln p of tokens [B, T, n], from hidden states [B, T, H] and ln p [B, T] of the
-        true tokens.
-        """
-        # only tokens that differ from the true one: in most states there is none
-        other = tokens != tokens[..., :1]
-        row, step, _ = other.nonzero(as_tuple=True)
-        state = hidden[row, step].float()
-        difference = self._logit(state, tokens[other]) - self._logit(state, tokens[row, step, 0])
-        added = torch.zeros_like(tokens, dtype=difference.dtype).masked_scatter(other, difference)
-        return log_p.unsqueeze(-1) + added
-
-    def _logit(self, state: Tensor, token: Tensor) -> Tensor:
-        """The scaled logit [S] of one token [S] after each state [S, H]."""
-        head = self._causal_model().get_output_embeddings()
-        # in float32: the difference of two logits is small beside them
-        with torch.autocast(state.device.type, enabled=False):
-            logit = (state * head.weight[token].float()).sum(-1)
-            if head.bias is not None:
-                logit = logit + head.bias[token].float()
-        return self._scaled(logit)
-
-    def _scaled(self, logits: Tensor) -> Tensor:
-        """Logits after the model's soft cap, if it has one, and TRL's temperature."""
-        config = self._causal_model().config.get_text_config()
-        cap = getattr(config, "final_logit_softcapping", None)
-        if cap is not None:
-            logits = cap * torch.tanh(logits / cap)
-        return logits / self.temperature
+    @property
+    def _head(self) -> TokenHead:
+        return TokenHead(self._causal_model(), self.temperature)
 
     def _old_log_probs(self, batch: dict[str, Any]) -> Tensor:
         """ln p [B, T n] under the policy that drew the tokens, computed as in the loss:
@@ -271,7 +242,7 @@ class BranchTrainer(GRPOTrainer):
         parts = []
         for part in self._micro_batches(batch):
             log_p, hidden = self._score_batch(part)
-            parts.append(self._log_probs(hidden, part["credit_tokens"], log_p).flatten(1))
+            parts.append(self._head.log_probs(hidden, part["credit_tokens"], log_p).flatten(1))
         return torch.cat(parts)
 
     def _micro_batches(self, batch: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
@@ -309,15 +280,7 @@ class BranchTrainer(GRPOTrainer):
         mask = batch["completion_mask"].bool()
         tokens, energy = self._draw(batch)
         states = States.of(tokens, self._choose(tokens, mask))
-
-        # Equal tokens share one rollout, and the true token has been played.
-        state, number = states.rollouts()
-        played = self._play(
-            inputs, batch, states.row[state], states.step[state], states.tokens[state, number]
-        )
-        returns = rewards[states.row].unsqueeze(-1).repeat(1, tokens.shape[-1])
-        returns[state, number] = played.rewards
-        returns = returns.gather(-1, states.first)
+        played, returns = self._play_states(inputs, batch, states, rewards)
 
         # A state with a rollout that no reward function could judge is left to the group.
         judged = returns.isfinite().all(-1)
@@ -329,18 +292,11 @@ class BranchTrainer(GRPOTrainer):
 
         # Every other state has the group's leave-one-out advantage, for its true token alone.
         baseline = self._others_mean(self._gather(value), len(inputs))
-        weights = torch.zeros(tokens.shape, dtype=after.dtype, device=after.device)
-        # NaN: nothing to compare with
-        weights[..., 0] = (after - baseline.unsqueeze(-1)).nan_to_num(nan=0.0)
-        weights[states.row, states.step] = compared
-        # There the other tokens are replaced by the true one, whose ln p costs nothing more.
-        branched = torch.zeros_like(mask)
-        branched[states.row, states.step] = True
-        tokens = torch.where(branched.unsqueeze(-1), tokens, tokens[..., :1])
+        credit = with_group(states, tokens, compared, after - baseline.unsqueeze(-1))
 
         plain = rewards - self._others_mean(everywhere, len(inputs))
         self._log_credit(
-            rollouts=state.shape[0],
+            rollouts=played.rewards.shape[0],
             tokens=played.generated,
             true=mask.sum(),
             states=states.row.shape[0],
@@ -348,7 +304,25 @@ class BranchTrainer(GRPOTrainer):
             squares=squared_lengths(states, compared).sum(),
             group_squares=(plain[states.row].square() * energy[states.row, states.step]).nansum(),
         )
-        return tokens, weights
+        return credit
+
+    def _play_states(
+        self,
+        inputs: list[dict[str, Any]],
+        batch: dict[str, Any],
+        states: States,
+        rewards: Tensor,
+    ) -> tuple[Played, Tensor]:
+        """Play the other tokens of S states, and the returns [S, n] of all tokens there; the
+        true ones' are the rewards [B] of their completions.
+        """
+        # Equal tokens share one rollout, and the true token has been played.
+        state, number = states.rollouts()
+        tokens = states.tokens[state, number]
+        played = self._play(inputs, batch, states.row[state], states.step[state], tokens)
+        returns = rewards[states.row].unsqueeze(-1).repeat(1, states.tokens.shape[-1])
+        returns[state, number] = played.rewards
+        return played, returns.gather(-1, states.first)
 
     def _draw(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Tokens [B, T, n], the true one first and the others drawn from the policy;
@@ -360,31 +334,15 @@ class BranchTrainer(GRPOTrainer):
         for part in self._micro_batches(batch):
             log_p, hidden = self._score_batch(part)
             live = part["completion_mask"].bool()
-            p, squares, others = self._draw_in_states(hidden[live], part["completion_ids"][live])
+            true = part["completion_ids"][live]
+            drawn = self._head.draw(hidden[live], true, self.credit.paths - 1)
             # in every batch: it costs nothing beside the draws
-            check_head(p.log(), log_p[live])
+            check_head(drawn.p.log(), log_p[live])
             rows = slice(start, start + live.shape[0])
-            tokens[rows, :, 1:][live] = others
-            energy[rows][live] = 1 - 2 * p + squares
+            tokens[rows, :, 1:][live] = drawn.others
+            energy[rows][live] = 1 - 2 * drawn.p + drawn.squares
             start = rows.stop
         return tokens, energy
-
-    def _draw_in_states(self, hidden: Tensor, true: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """After hidden states [S, H]: p of the true token [S], sum_c p_c^2 [S] and n -
-        1 drawn tokens [S, n - 1].
-        """
-        head = self._causal_model().get_output_embeddings()
-        at_once = max(1, LOGITS_PER_PART // head.weight.shape[0])
-        found = []
-        for some, token in zip(hidden.split(at_once), true.split(at_once), strict=True):
-            logits = nn.functional.linear(some.to(head.weight.dtype), head.weight, head.bias)
-            # in double precision the sums over a large vocabulary keep its rarest tokens
-            p = self._scaled(logits.float()).double().softmax(-1)
-            others = torch.multinomial(p, self.credit.paths - 1, replacement=True)
-            of_true = p.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-            found.append((of_true, p.square().sum(-1), others))
-        p, squares, others = (torch.cat(each) for each in zip(*found, strict=True))
-        return p.float(), squares.float(), others
 
     def _choose(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """The states to branch in, bool [B, T]: one coin per state, with a probability

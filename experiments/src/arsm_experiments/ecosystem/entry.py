@@ -13,9 +13,9 @@ from torch import Tensor
 
 import arsm
 from arsm.referee import PROBLEMS, Audit, Objective, Problem
-from arsm.referee.language import TrainerLoss
 from arsm.referee.measure import Loss
 from arsm.referee.problems import Function
+from arsm.referee.worlds import TrainerLoss
 
 SAMPLES = 1 << 14
 BINARY = [p for p in PROBLEMS if p.weights.shape[1] == 2]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from arsm.referee import Objective, TrainerBatch
-from arsm.referee.language import TrainerLoss
+from arsm.referee.worlds import TrainerLoss
 from arsm_experiments.ecosystem.entry import Entry, Found, from_package, refereed
 from arsm_experiments.ecosystem.padded import padded_answers
 from arsm_experiments.ecosystem.partly import absent, without_init

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import arsm
 from arsm.referee import Objective, TrainerBatch
-from arsm.referee.language import TrainerLoss
+from arsm.referee.worlds import TrainerLoss
 from arsm_experiments.ecosystem.entry import Entry, Found, from_package, in_columns, refereed
 from arsm_experiments.ecosystem.padded import padded_answers
 from arsm_experiments.ecosystem.partly import without_init

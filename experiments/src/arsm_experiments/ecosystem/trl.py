@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from arsm.referee import Objective, TrainerBatch
-from arsm.referee.language import MAX_TOKENS, VOCABULARY, TrainerLoss
+from arsm.referee.language import MAX_TOKENS, VOCABULARY
+from arsm.referee.worlds import TrainerLoss
 from arsm_experiments.ecosystem.entry import Entry, from_package, refereed
 
 VERSION = "1.16.0"

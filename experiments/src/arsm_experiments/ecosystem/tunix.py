@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from arsm.referee import Objective, TrainerBatch
-from arsm.referee.language import TrainerLoss
+from arsm.referee.worlds import TrainerLoss
 from arsm_experiments.ecosystem.entry import Entry, Found, from_package, refereed
 
 PACKAGE, VERSION = "google-tunix", "0.1.7"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,59 +59,121 @@ def estimate(
     """Like `sequences.estimate`; the tokens and rewards are those of the greedy answers."""
     count, device = prompts.shape[0], prompts.device
     decoding = Decoding(max_tokens, eos, GREEDY, rows)
-    everyone = torch.arange(count, device=device)
-    greedy = complete(
-        model, prompts, None, Prefixes.bare(everyone, max_tokens), decoding, generator
-    ).tokens
-    live = live_tokens(greedy, eos)
-    generated = int(live.sum())
-    tokens, row, rewards = greedy, everyone, reward(prompts, greedy)
-    if method.tries and bool((unsolved := rewards == 0).any()):
-        again = everyone[unsolved]
-        with torch.no_grad():
-            top = model.logits(prompts[again], greedy[again]).topk(2, -1)
-        gap = (top.values[..., 0] - top.values[..., 1]).masked_fill(~live[again], torch.inf)
-        step = gap.topk(method.tries, -1, largest=False).indices.flatten()
-        which = torch.arange(again.shape[0], device=device).repeat_interleave(method.tries)
-        possible = gap[which, step] < torch.inf
-        step, which = step[possible], which[possible]
-        prefixes = Prefixes(which, step, top.indices[which, step, 1], greedy[again])
-        variants = complete(model, prompts[again], None, prefixes, decoding, generator).tokens
-        after = torch.arange(max_tokens, device=device) >= step.unsqueeze(-1)
-        generated += int((after & live_tokens(variants, eos)).sum())
-        row, tokens = torch.cat([row, again[which]]), torch.cat([tokens, variants])
-        rewards = torch.cat([rewards, reward(prompts[again[which]], variants)])
-    value = torch.zeros(count, device=device)
-    earned = rewards.nonzero().squeeze(-1)
-    if earned.shape[0]:
-        chosen = tokens[earned]
-        log_p = (
-            model.logits(prompts[row[earned]], chosen)
-            .log_softmax(-1)
-            .gather(-1, chosen.unsqueeze(-1))
-            .squeeze(-1)
+    greedy, generated = _greedy_answers(model, prompts, reward, decoding, generator)
+    answers = greedy
+    unsolved = greedy.rewards == 0
+    if method.tries and bool(unsolved.any()):
+        again = greedy.row[unsolved]
+        variants, tried = _variants(
+            method, model, prompts, again, greedy.tokens[again], reward, decoding, generator
         )
-        p = log_p.masked_fill(~live_tokens(chosen, eos), 0).sum(-1).exp()
-        value = value.index_add(0, row[earned], (p * rewards[earned]).to(value.dtype))
-    share = (
-        torch.full_like(value, method.unsolved).index_fill(0, row[earned], method.solved).detach()
-    )
+        answers = greedy.joined(variants)
+        generated += tried
+    value = torch.zeros(count, device=device)
+    earned = answers.rewards.nonzero().squeeze(-1)
+    if earned.shape[0]:
+        value = value.index_add(0, answers.row[earned], _known_part(model, prompts, answers, eos))
+    share = torch.full_like(value, method.unsolved)
+    share = share.index_fill(0, answers.row[earned], method.solved)
     kept = (torch.rand(count, generator=generator, device=device) < share).nonzero().squeeze(-1)
     if kept.shape[0]:
-        known = _Known(prompts[row], tokens)
+        known = _Known(prompts[answers.row], answers.tokens)
 
         def rest(prompts: Tensor, answers: Tensor) -> Tensor:
             return reward(prompts, answers) * ~known(prompts, answers)
 
-        options = {"max_tokens": max_tokens, "eos": eos, "rows": rows, "generator": generator}
-        options["micro_batch"] = micro_batch
-        out = sequences.estimate(method.rest, model, prompts[kept], rest, **options)
+        out = sequences.estimate(
+            method.rest,
+            model,
+            prompts[kept],
+            rest,
+            max_tokens=max_tokens,
+            eos=eos,
+            rows=rows,
+            micro_batch=micro_batch,
+            generator=generator,
+        )
         value = value.index_add(0, kept, (out.value / share[kept]).to(value.dtype))
         generated += int(out.info["generated"])
     if not value.requires_grad:  # nothing earned, nothing sampled
-        value = value + 0 * model.logits(prompts[:1], greedy[:1]).sum()
-    info = {"generated": torch.tensor(generated)}
-    return sequences.SequenceEstimate(value, greedy, live, rewards[:count], info=info)
+        value = value + 0 * model.logits(prompts[:1], greedy.tokens[:1]).sum()
+    return sequences.SequenceEstimate(
+        value,
+        greedy.tokens,
+        live_tokens(greedy.tokens, eos),
+        greedy.rewards,
+        info={"generated": torch.tensor(generated)},
+    )
+
+
+class _Answers(NamedTuple):
+    """Answers in S."""
+
+    row: Tensor
+    """Their prompts."""
+    tokens: Tensor
+    rewards: Tensor
+
+    def joined(self, others: _Answers) -> _Answers:
+        """Both, these first."""
+        return _Answers(*(torch.cat(pair) for pair in zip(self, others, strict=True)))
+
+
+def _greedy_answers(
+    model: Model,
+    prompts: Tensor,
+    reward: Callable[[Tensor, Tensor], Tensor],
+    decoding: Decoding,
+    generator: torch.Generator,
+) -> tuple[_Answers, int]:
+    """One greedy answer per prompt, and the number of generated tokens."""
+    everyone = torch.arange(prompts.shape[0], device=prompts.device)
+    bare = Prefixes.bare(everyone, decoding.max_tokens)
+    tokens = complete(model, prompts, None, bare, decoding, generator).tokens
+    generated = int(live_tokens(tokens, decoding.eos).sum())
+    return _Answers(everyone, tokens, reward(prompts, tokens)), generated
+
+
+def _variants(
+    method: Likeliest,
+    model: Model,
+    prompts: Tensor,
+    again: Tensor,
+    greedy: Tensor,
+    reward: Callable[[Tensor, Tensor], Tensor],
+    decoding: Decoding,
+    generator: torch.Generator,
+) -> tuple[_Answers, int]:
+    """Variants of the greedy answers to the prompts `again`, and the number of generated tokens.
+
+    Each takes the second likeliest token at one of the `tries` states where it was nearly as likely
+    as the first, and goes on greedily.
+    """
+    with torch.no_grad():
+        top = model.logits(prompts[again], greedy).topk(2, -1)
+    gap = top.values[..., 0] - top.values[..., 1]
+    gap = gap.masked_fill(~live_tokens(greedy, decoding.eos), torch.inf)
+    step = gap.topk(method.tries, -1, largest=False).indices.flatten()
+    which = torch.arange(again.shape[0], device=again.device).repeat_interleave(method.tries)
+    # a short answer has fewer states than tries
+    possible = gap[which, step] < torch.inf
+    step, which = step[possible], which[possible]
+    prefixes = Prefixes(which, step, top.indices[which, step, 1], greedy)
+    tokens = complete(model, prompts[again], None, prefixes, decoding, generator).tokens
+    after = torch.arange(decoding.max_tokens, device=again.device) >= step.unsqueeze(-1)
+    generated = int((after & live_tokens(tokens, decoding.eos)).sum())
+    row = again[which]
+    return _Answers(row, tokens, reward(prompts[row], tokens)), generated
+
+
+def _known_part(model: Model, prompts: Tensor, answers: _Answers, eos: int) -> Tensor:
+    """p(y) R(y) of the answers that earned something."""
+    earned = answers.rewards.nonzero().squeeze(-1)
+    tokens = answers.tokens[earned]
+    log_p = model.logits(prompts[answers.row[earned]], tokens).log_softmax(-1)
+    log_p = log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    p = log_p.masked_fill(~live_tokens(tokens, eos), 0).sum(-1).exp()
+    return (p * answers.rewards[earned]).float()
 
 
 class _Known:

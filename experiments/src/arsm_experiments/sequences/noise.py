@@ -29,9 +29,9 @@ from torch import Tensor
 import arsm
 from arsm import sequences
 from arsm.sequences import Batch, Branch, Group, Strategy, by_likelihood, decoder, live_tokens
-from arsm.sequences.comparison import Measured
 from arsm.sequences.comparison import measure as measure_gradients
 from arsm.sequences.decode import Decoding
+from arsm.sequences.measured import Measured
 from arsm_experiments.runs import lines
 from arsm_experiments.runs.provenance import provenance
 from arsm_experiments.sequences.candidates import (

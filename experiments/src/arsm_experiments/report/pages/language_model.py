@@ -31,6 +31,10 @@ FRESH = ", fresh"
 """Ends the name of a method that met other questions in every estimate."""
 OURS = ("branch", "branch, 4 epochs")
 """Methods that branch."""
+CERTAIN = "branch 32"
+"""The method that `chance` was added to."""
+CHANCE = f"{CERTAIN}, chance"
+BY_VALUE = f"{CERTAIN}, chance by value"
 COIN = ", group 4, branch 8"
 """What all methods with a coin have in common."""
 QUANTILE = 1.96
@@ -124,7 +128,7 @@ def noise(tables: Tables) -> str:
             lines.append(f"- {level.task} {level.accuracy:.2f}: {', '.join(listed)}")
     if lines:
         lines += ["", default_draws(tables), ""]
-    return "\n".join([*lines, best_fixed(tables), "", chance(tables)])
+    return "\n".join([*lines, best_fixed(tables)])
 
 
 GUIDE = {
@@ -167,14 +171,20 @@ def best_fixed(tables: Tables) -> str:
 
 
 def chance(tables: Tables) -> str:
-    """Rollouts played by chance: two measurements at nearly one accuracy."""
-    levels = _levels(tables, RATIO)
-    twice = [levels.get(("chain", name)) for name in ("0.3", f"0.3{AGAIN}")]
-    first, second = (level.ratios if level is not None else {} for level in twice)
-    likely, learned = "branch 32, chance", "branch 32, chance by value"
+    """Branches played by a probability that follows the model's; all measurements, repeated ones
+    too.
+    """
+    levels = [level for level in _levels(tables, RATIO).values() if level.task == "chain"]
+    listed = [
+        f"{_ratio(cell)} at {level.accuracy:.2f}"
+        for level in sorted(levels, key=lambda level: level.accuracy)
+        if (cell := level.ratios.get(CHANCE)) is not None
+    ]
+    (learned,) = (level for level in levels if BY_VALUE in level.ratios)
     return (
-        f"`chance` by likelihood had {_ratio(first.get(likely))} and {_ratio(second.get(likely))} "
-        f"on chain at nearly one accuracy; by a learned probability {_ratio(second.get(learned))}."
+        f"`chance` on chain: {', '.join(listed)}; by a learned probability "
+        f"{_ratio(learned.ratios[BY_VALUE])} at {learned.accuracy:.2f}, without "
+        f"{_ratio(learned.ratios[CERTAIN])}."
     )
 
 
@@ -453,6 +463,7 @@ def _seeds(ended: list[tuple[str, str, float]]) -> str:
 
 PARTS = {
     "noise": noise,
+    "chance": chance,
     "gains": gains,
     "long": long,
     "training": training,
