@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from functools import partial
 
-from arsm_experiments.report.pages.tables import Part, Tables
+from arsm_experiments.report.pages.tables import Part, Tables, markdown
+from arsm_experiments.runs.lines import read_one
 
 SHOWN = ("univariate", "overhead")
 
@@ -16,4 +18,19 @@ def block(tables: Tables, name: str) -> str:
     return f"```\n{printed.rstrip()}\n```\n\n`{about}`\n"
 
 
-PARTS: dict[str, Part] = {name: partial(block, name=name) for name in SHOWN}
+def against(tables: Tables) -> str:
+    """Medians of the rows that two trees ran in turns on a GPU, and the tree that was new then."""
+    measured = read_one(tables.results / "benchmarks" / "gpu_against.json")
+    rows = []
+    for name, times in measured["times"].items():
+        old, new = (statistics.median(times[tree]) for tree in ("old", "new"))
+        rows.append([name, f"{old:.3g} ms", f"{new:.3g} ms", f"{new / old:.2f}"])
+    about = measured["provenance"]
+    where = f"`after` is commit {about['commit'][:7]}, on one {about['hardware']}."
+    return markdown(["", "before", "after", "after / before"], rows) + f"\n{where}"
+
+
+PARTS: dict[str, Part] = {
+    **{name: partial(block, name=name) for name in SHOWN},
+    "against": against,
+}
