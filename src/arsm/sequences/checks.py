@@ -361,7 +361,8 @@ def check_cache(model: Model, prompts: Tensor, mask: Tensor | None) -> None:
     """Compare one prompt's first two steps with the one pass over them."""
     state = begin(model, prompts, mask)
     # any token would do; the likeliest is surely allowed
-    first, token = state.logits, state.logits.argmax(-1)
+    first = state.logits
+    token = state.logits.argmax(-1)
     stepped = torch.stack([first.clone(), model.step(state, token).logits], 1)
     at_once = one_pass(model, prompts, torch.stack([token, token], 1), mask)
     difference = stepped.log_softmax(-1) - at_once.log_softmax(-1)
@@ -383,7 +384,8 @@ def given_completions(
             f"completions must be an int64 tensor {list(shape)}, but are a "
             f"{type(completions).__name__}."
         )
-    width, longest = completions.shape[-1], shape[-1]
+    width = completions.shape[-1]
+    longest = shape[-1]
     if (
         completions.dtype != torch.int64
         or completions.shape[:-1] != shape[:-1]
@@ -399,7 +401,8 @@ def given_completions(
             f"but the model's vocabulary is 0 to {vocabulary - 1}."
         )
     # what stands after the end is anything: samplers pad in their own ways
-    eos, live = decoding.eos, decoding.live(completions)
+    eos = decoding.eos
+    live = decoding.live(completions)
     early = is_end(completions, eos)[..., : decoding.min_tokens]
     if bool(early.any()):
         raise ValueError(
