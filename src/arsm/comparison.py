@@ -101,7 +101,7 @@ def compare(
         check_count("budget", budget)
     check_logits(logits, read=True)
     check_context(context, logits.shape[:-2], logits.device)
-    problem = _Problem(logits.detach(), f, context, generator, max_rows)
+    problem = _Case(logits.detach(), f, context, generator, max_rows)
     reference = reference or problem.reference(samples)
     rows = []
     with Progress(enabled=progress is None) as line:
@@ -152,7 +152,7 @@ def reference_gradient(
     """dE[f]/dphi and its variance: exact where C^K <= 16,384, else from 8 x `samples`
     draws of RLOO.
     """
-    return _Problem(logits.detach(), f, context, generator, max_rows).reference(samples)
+    return _Case(logits.detach(), f, context, generator, max_rows).reference(samples)
 
 
 def best_additive(
@@ -214,7 +214,7 @@ def _apart(chosen: Estimator) -> Estimator:
 
 
 @dataclass(frozen=True)
-class _Problem:
+class _Case:
     """The problem on which estimators are compared."""
 
     logits: Tensor

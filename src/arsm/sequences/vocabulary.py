@@ -80,7 +80,7 @@ class PlayedQueries(NamedTuple):
     known: Tensor
 
 
-class _Plan(NamedTuple):
+class _ChosenRollouts(NamedTuple):
     """The choice of rollouts."""
 
     chance: Chance | None
@@ -147,7 +147,7 @@ class Vocabulary:
             counted, self.states, self.batch.mask.shape, budget, keep, self.generator
         )
         if not everything:
-            plan = _Plan(chance, weight, counted, self.whole(weight, 0))
+            plan = _ChosenRollouts(chance, weight, counted, self.whole(weight, 0))
             for block in self._blocks():
                 question = self._again(block.start // self.size, block.states, block.logits)
                 others = _kept(question.others(), weight[block.start :])
@@ -160,7 +160,7 @@ class Vocabulary:
         block: Block,
         question: Question,
         others: Others,
-        plan: _Plan | None = None,
+        plan: _ChosenRollouts | None = None,
     ) -> dict[str, Tensor]:
         """The rollouts of one block that are played: its part of `PlayedQueries`, but for the
         weight.
