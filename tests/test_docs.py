@@ -258,6 +258,25 @@ def test_links_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
 
+def changes() -> dict[str, list[str]]:
+    """The files of every change in the table of CONTRIBUTING.md."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| change | files |")[2]
+    rows = re.findall(r"^\| ([a-z][^|]*) \| (.*) \|$", table.partition("\n\n")[0], re.MULTILINE)
+    file = re.compile(r"`([\w./*<>-]+(?:\.py|\.toml|/))`")
+    return {change: file.findall(files) for change, files in rows}
+
+
+def test_files_that_a_change_touches_exist() -> None:
+    folders = [ROOT / "src", ROOT / "tests", ROOT / "experiments"]
+    there = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
+    assert len(changes()) == 10
+    for change, files in changes().items():
+        # the room of the twin is yet to be made
+        for file in set(files) - {"src/arsm/jax/"}:
+            pattern = re.sub(r"<\w+>", "*", file)
+            assert any(path.match(pattern) for path in there), f"{change}: there is no {file}"
+
+
 def test_estimators_page_names_every_estimator() -> None:
     words = set(re.findall(r"^\| `([a-z-]+)", (DOCS / "estimators.md").read_text(), re.MULTILINE))
     assert words == set(arsm.estimator_names())

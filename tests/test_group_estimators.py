@@ -240,14 +240,9 @@ WEIGHING = [e for entry in ROSTER if entry.fits(2, 3) and (e := entry.make(2, 3)
 
 
 def test_who_declares_weights() -> None:
-    assert {type(e).__name__ for e in WEIGHING} == {
-        "RLOO",
-        "GRPO",
-        "DrGRPO",
-        "OTB",
-        "VIMCO",
-        "Reinforce",
-    }
+    """These at least; others may join without a word here."""
+    declared = {type(e).__name__ for e in WEIGHING}
+    assert declared >= {"RLOO", "GRPO", "DrGRPO", "OTB", "VIMCO", "Reinforce"}
 
 
 @pytest.mark.parametrize("estimator", WEIGHING, ids=repr)

@@ -1,5 +1,5 @@
 """One thing, one name: no public class or function of the library shares its name with another, and
-no class of the experiments.
+no class of the experiments; a class of one module does not either, with an underscore before it.
 """
 
 from __future__ import annotations
@@ -39,21 +39,26 @@ EXPERIMENTS_TWINS = {
 
 
 def defined(
-    kind: type[ast.ClassDef] | type[ast.FunctionDef], source: Path = SOURCE
+    kind: type[ast.ClassDef] | type[ast.FunctionDef],
+    source: Path = SOURCE,
+    *,
+    private: bool = False,
 ) -> dict[str, list[str]]:
-    """The modules that define each public name; `kernels` repeats names, once per backend."""
+    """The modules that define each public name, or all without a leading underscore; `kernels`
+    repeats names, once per backend.
+    """
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(source.rglob("*.py")):
         if path.parent.name == "kernels" and path.name != "__init__.py":
             continue
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, kind) and not node.name.startswith("_"):
-                found[node.name].append(path.relative_to(source).as_posix())
+            if isinstance(node, kind) and (private or not node.name.startswith("_")):
+                found[node.name.lstrip("_")].append(path.relative_to(source).as_posix())
     return {name: modules for name, modules in found.items() if len(modules) > 1}
 
 
 def test_classes_have_names_of_their_own() -> None:
-    assert defined(ast.ClassDef) == {}
+    assert defined(ast.ClassDef, private=True) == {}
 
 
 def test_functions_have_names_of_their_own() -> None:

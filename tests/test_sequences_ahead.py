@@ -18,10 +18,10 @@ from arsm.sequences.ahead import PlayedAhead
 from arsm.sequences.decode import Completions
 from arsm.sequences.draws import Sampled
 from arsm.sequences.sampler import DECODERS
+from tests.slot_models import EOS, MODELS, V, gemma2, llama, ragged, wrapped
 from tests.statistics import deviations
 from tests.tables import SETTINGS as ENUMERABLE
 from tests.tables import InSlots, Setting, Table, reward
-from tests.test_sequences_slots import EOS, MODELS, V, gemma2, llama, ragged, wrapped
 
 DRAWS = 4
 

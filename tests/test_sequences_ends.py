@@ -86,7 +86,7 @@ def test_live_tokens() -> None:
 @pytest.mark.parametrize(("rows", "look_every"), [(3, 1), (5, 4), (400, 9)])
 def test_slots_end_where_waves_do(rows: int, look_every: int) -> None:
     pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
-    from tests.test_sequences_slots import EOS, by_place, llama, ragged, some_prefixes, wrapped
+    from tests.slot_models import EOS, by_place, llama, ragged, some_prefixes, wrapped
 
     model = wrapped(llama)
     prompts, mask = ragged(11)

@@ -12,7 +12,7 @@ from torch import Tensor
 import arsm
 from arsm import sequences
 from arsm.sequences import Branch, Group, sampler
-from arsm.sequences.checks import check_reward
+from arsm.sequences.rewards import check_reward
 from tests.tables import Setting, Table, reward
 from tests.test_sequences_input import DONE, ROWS, Counted, refused
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import arsm
 from arsm import sequences
 from arsm.sequences import Branch, Group, Transformers, heads
+from tests.slot_models import MODELS as SLOT_MODELS
+from tests.slot_models import ragged, wrapped
 from tests.test_sequences_memory import peak_bytes
-from tests.test_sequences_slots import MODELS as SLOT_MODELS
-from tests.test_sequences_slots import ragged, wrapped
 from tests.test_sequences_transformers import Adapted
 
 transformers = pytest.importorskip(

@@ -21,7 +21,7 @@ from arsm.sequences import (
     Transformers,
     estimate,
 )
-from tests.test_sequences_slots import EOS, MODELS, by_place, llama, ragged, wrapped
+from tests.slot_models import EOS, MODELS, by_place, llama, ragged, wrapped
 from tests.test_sequences_transformers import Adapted
 
 layers: Any = pytest.importorskip(

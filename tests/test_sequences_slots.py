@@ -5,14 +5,13 @@ records of all draws.
 from __future__ import annotations
 
 import gc
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import arsm
 from arsm.sequences import (
@@ -21,117 +20,27 @@ from arsm.sequences import (
     Ends,
     Group,
     Prefixes,
-    Recompute,
     Slots,
     Strategy,
-    Transformers,
     Waves,
     complete,
-    decoder,
     estimate,
     live_tokens,
 )
 from arsm.sequences.board import Rows, step
-from arsm.sequences.draws import Sampled, draw_beside, draw_tokens
-from tests.statistics import deviations
-
-transformers = pytest.importorskip(
-    "transformers", reason="transformers is in the extra `transformers`"
+from arsm.sequences.draws import Sampled
+from tests.slot_models import (
+    EOS,
+    MODELS,
+    V,
+    by_place,
+    gemma3,
+    llama,
+    qwen,
+    ragged,
+    some_prefixes,
+    wrapped,
 )
-V = 13
-EOS = 2
-SMALL: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-}
-
-
-def llama(**options: Any) -> Any:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL | options))
-
-
-def gpt2() -> Any:
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=V, n_positions=24, n_embd=16, n_layer=2, n_head=2)
-    )
-
-
-def qwen() -> Any:
-    """Layers with and without a window."""
-    config = transformers.Qwen2Config(
-        **SMALL, use_sliding_window=True, sliding_window=3, max_window_layers=1
-    )
-    return transformers.Qwen2ForCausalLM(config)
-
-
-def mistral() -> Any:
-    """A window for all layers."""
-    return transformers.MistralForCausalLM(transformers.MistralConfig(**SMALL, sliding_window=3))
-
-
-def gemma2() -> Any:
-    """Capped scores, and a window in every second layer."""
-    config = transformers.Gemma2Config(
-        **SMALL,
-        sliding_window=3,
-        attn_logit_softcapping=1.0,
-        query_pre_attn_scalar=4,
-        attn_implementation="eager",
-    )
-    return transformers.Gemma2ForCausalLM(config)
-
-
-def gemma3() -> Any:
-    """Other frequencies in layers with a window."""
-    config = transformers.Gemma3TextConfig(
-        **SMALL, sliding_window=3, layer_types=["sliding_attention", "full_attention"]
-    )
-    return transformers.Gemma3ForCausalLM(config)
-
-
-MODELS = [llama, gpt2, qwen, mistral, gemma2, gemma3]
-
-
-def wrapped(make: Callable[[], Any], dtype: torch.dtype = torch.float64) -> Transformers:
-    torch.manual_seed(0)
-    if make is gemma2:  # its own attention turns padding into NaN in float64
-        dtype = torch.float32
-    module = make().to(dtype).eval()
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return Transformers(module)
-
-
-def ragged(rows: int) -> tuple[Tensor, Tensor]:
-    """Prompts of 1 to 5 tokens, padded in front."""
-    prompts = torch.randint(V, (rows, 5), generator=torch.Generator().manual_seed(1))
-    return prompts, torch.arange(5) >= 4 - torch.arange(rows).unsqueeze(-1) % 5
-
-
-def by_place(draws: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Uniform numbers that are a function of (sequence, step)."""
-    table = torch.rand(
-        1000, 32, draws, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
-    )
-    return lambda sequence, step: table[sequence, step.clamp(max=31)]
-
-
-def some_prefixes(known: Tensor, draw_some: bool) -> Prefixes:
-    """Two branches at every step of every known sequence: token 5 or drawn, and the end of
-    sequence.
-    """
-    count, width = known.shape
-    state = torch.arange(count * width).repeat_interleave(2)
-    action = torch.where(torch.arange(state.shape[0]) % 2 == 0, -1 if draw_some else 5, EOS)
-    action = torch.where(state % 3 == 0, 7, action)
-    mixed = torch.randperm(state.shape[0], generator=torch.Generator().manual_seed(4))
-    return Prefixes((state // width)[mixed], (state % width)[mixed], action[mixed], known)
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -321,90 +230,6 @@ def test_own_attention_is_restored_after_an_error() -> None:
     assert torch.equal(found.tokens, expected.tokens)
 
 
-@pytest.mark.parametrize("vocabulary", [V, 700], ids=["one piece", "blocks"])
-def test_draws_follow_the_distribution(vocabulary: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = 0.5 * torch.randn(vocabulary, generator=generator, dtype=torch.float64)
-    logits[3] = -torch.inf
-    u = torch.rand(1 << 13, 4, dtype=torch.float64, generator=generator)
-    drawn = draw_tokens(logits.expand(1 << 13, -1), u, 1.5)
-    p = (logits / 1.5).softmax(-1)
-    counted = nn.functional.one_hot(drawn.tokens.flatten(), vocabulary).double()
-    assert deviations(counted, p).max() < 1
-    assert not (drawn.tokens == 3).any()
-    torch.testing.assert_close(drawn.log_probs, p.log()[drawn.tokens])
-    torch.testing.assert_close(drawn.largest, p.max().log().expand(1 << 13))
-
-
-def test_masked_tokens_are_not_drawn_among_tiny_ones() -> None:
-    """Tokens 64 to 126 share a probability of 1e-15, which is a few units of the sums; 127 has
-    none.
-    """
-    logits = torch.full((1, 640), -torch.inf, dtype=torch.float64)
-    logits[0, 0] = 0
-    logits[0, 64:127] = math.log(1e-15 / 63)
-    token = int(draw_tokens(logits, torch.tensor([[1 - 2.0**-53]], dtype=torch.float64)).tokens)
-    assert 64 <= token < 127
-
-
-def test_other_draws_are_samples_of_the_model() -> None:
-    """Every draw of a state has the model's own distribution, and the draws are independent."""
-    model = wrapped(llama)
-    prompts, mask = ragged(2)
-    row = torch.arange(2).repeat_interleave(4000)
-    slots = Slots(model.slots(), 1000, look_every=3)
-    found = slots.sample(
-        prompts, mask, row, Decoding(2), 3, generator=torch.Generator().manual_seed(0)
-    )
-    p = model.logits(prompts, torch.zeros(2, 1, dtype=torch.int64), mask).softmax(-1)[:, 0].detach()
-    for prompt in range(2):
-        counted = nn.functional.one_hot(found.tokens[row == prompt, 0], V).double()  # [4000, 3, V]
-        assert deviations(counted, p[prompt].expand(3, -1)).max() < 1
-        pairs = counted[:, 1].unsqueeze(-1) * counted[:, 2].unsqueeze(-2)
-        assert deviations(pairs, p[prompt].unsqueeze(-1) * p[prompt]).max() < 1
-    # in the second state given the first token
-    first = found.tokens[:, 0, 0]
-    likely = int(p[0].argmax())
-    after = (
-        model.logits(prompts[:1], torch.tensor([[likely, 0]]), mask[:1]).softmax(-1)[0, 1].detach()
-    )
-    counted = nn.functional.one_hot(found.tokens[(row == 0) & (first == likely), 1], V).double()
-    assert deviations(counted, after.expand(3, -1)).max() < 1
-
-
-def test_draws_beside_given_sequences() -> None:
-    model = wrapped(llama)
-    prompts, mask = ragged(5)
-    tokens = torch.randint(V, (5, 6), generator=torch.Generator().manual_seed(5))
-    live = live_tokens(tokens, EOS)
-    tokens = tokens.where(live, EOS)
-    found = draw_beside(
-        model,
-        prompts,
-        mask,
-        tokens,
-        live,
-        4,
-        Decoding(1).limit,
-        0.7,
-        rows=2,
-        generator=torch.Generator().manual_seed(0),
-    )
-    log_p = (model.logits(prompts, tokens, mask) / 0.7).log_softmax(-1)
-    assert torch.equal(found.tokens[..., 0], tokens)
-    torch.testing.assert_close(found.log_probs[live], log_p.gather(-1, found.tokens)[live])
-    torch.testing.assert_close(found.largest[live], log_p.amax(-1)[live])
-    assert bool((found.tokens[~live] == EOS).all())
-    prompts, mask, tokens, live = (x[:1].expand(4000, -1) for x in (prompts, mask, tokens, live))
-    generator = torch.Generator().manual_seed(0)
-    limit = Decoding(1).limit
-    many = draw_beside(
-        model, prompts, mask, tokens, live, 2, limit, 0.7, rows=1000, generator=generator
-    )
-    counted = nn.functional.one_hot(many.tokens[:, 0, 1], V).double()
-    assert deviations(counted, log_p[0, 0].exp().detach()).max() < 1
-
-
 @pytest.mark.parametrize(("make", "eos"), [*((make, EOS) for make in MODELS), (llama, [EOS, 7])])
 def test_step_is_one_graph(make: Callable[[], Any], eos: Ends) -> None:
     model = wrapped(make).slots()
@@ -415,80 +240,6 @@ def test_step_is_one_graph(make: Callable[[], Any], eos: Ends) -> None:
         decode = model.decoder(cache)
         torch.compile(step, backend="eager", fullgraph=True)(decode, rows, eos, 1.0)
     assert rows.index.tolist() == [1, 1, 1]
-
-
-def dynamic() -> Any:
-    return llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
-
-
-def bloom() -> Any:
-    config = transformers.BloomConfig(vocab_size=V, hidden_size=8, n_layer=1, n_head=2)
-    return transformers.BloomForCausalLM(config)
-
-
-def llama4() -> Any:
-    kinds = ["chunked_attention", "full_attention"]
-    config = transformers.Llama4TextConfig(
-        **SMALL, intermediate_size_mlp=24, num_local_experts=1, layer_types=kinds
-    )
-    return transformers.Llama4ForCausalLM(config)
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (dynamic, "its dynamic positions depend on the other rows of a batch"),
-        (bloom, "it takes no positions"),
-        (llama4, "its layers include chunked_attention"),
-    ],
-)
-def test_models_that_cannot_are_decoded_in_waves(make: Callable[[], Any], reason: str) -> None:
-    model = wrapped(make, torch.float32)
-    with pytest.warns(UserWarning, match=f"Transformers is decoded in waves.*{reason}"):
-        assert isinstance(decoder(model), Waves)
-
-
-def test_active_dropout_is_refused() -> None:
-    model = wrapped(gpt2)
-    model.model.train()
-    with pytest.warns(UserWarning, match=r"its dropout is active; call model.eval\(\)"):
-        assert isinstance(decoder(model), Waves)
-    model.model.eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert isinstance(decoder(model), Slots)
-        assert isinstance(decoder(Recompute(nn.Identity())), Waves)
-
-
-def test_model_that_gives_other_probabilities_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = wrapped(llama)
-    inner: Any = model.model
-    norm = inner.model.norm.forward
-
-    def mixed(x: Tensor) -> Tensor:
-        """Rows that influence each other, if they have one token."""
-        return norm(x + x.flip(0) if x.shape[1] == 1 else x)
-
-    monkeypatch.setattr(inner.model.norm, "forward", mixed)
-    with pytest.warns(UserWarning, match="a trial gave other probabilities than the model"):
-        assert isinstance(decoder(model), Waves)
-
-
-def test_rounding_of_narrow_copies_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither of bfloat16 copies, nor of a caller's autocast, however far from the model."""
-    from arsm.sequences.transformers import ROUNDING
-
-    monkeypatch.setitem(ROUNDING, 2, 1e-9)
-    monkeypatch.setitem(ROUNDING, 4, 1e-4)
-    model = wrapped(llama, torch.float32)
-    inner: Any = model.model
-    with torch.no_grad():
-        inner.lm_head.weight.mul_(100)
-    assert model._distance(model.slots(torch.bfloat16)) > 0.01
-    with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
-        warnings.simplefilter("error")
-        assert isinstance(decoder(model, dtype=torch.bfloat16), Slots)
-        assert isinstance(decoder(model), Slots)
 
 
 @pytest.mark.parametrize("name", ["rows", "look_every", "known"])

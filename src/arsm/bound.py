@@ -83,15 +83,7 @@ def estimate_bound(
 
     # ln q's backward and the result need the samples as they are: f gets copies
     values = f([z.clone() for z in zs], logits, *rows)
-    if (
-        not isinstance(values, Tensor)
-        or not values.is_floating_point()
-        or values.shape != log_q.shape
-    ):
-        raise ValueError(
-            f"f must return one floating value per path, {list(log_q.shape)}, but returned "
-            f"{describe(values)}."
-        )
+    _check_values(values, log_q.shape)
     values = values.to(working_dtype(values.dtype)).unflatten(0, (n, -1))
 
     legal = torch.stack([legal_rows(phi.detach()).all(-1) for phi in logits]).all(0)
@@ -103,6 +95,16 @@ def estimate_bound(
     z = torch.cat(zs, -1).unflatten(0, (n, -1)).movedim(0, 1)
     value = attach_paths(question.value(values), estimator, values, log_q.unflatten(0, (n, -1)))
     return Estimate(value, z, None, info)
+
+
+def _check_values(values: object, shape: torch.Size) -> None:
+    """Require one floating value per path."""
+    if isinstance(values, Tensor) and values.is_floating_point() and values.shape == shape:
+        return
+    raise ValueError(
+        f"f must return one floating value per path, {list(shape)}, but returned "
+        f"{describe(values)}."
+    )
 
 
 def _log_q_of_paths(logits: list[Tensor], zs: list[Tensor]) -> Tensor:

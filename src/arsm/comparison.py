@@ -95,25 +95,13 @@ def compare(
         A `Ranking`: prints as a table sorted by `cost`, "product" there, and has
         `.markdown() .latex() .csv() .figure()`. It is a sequence of `Compared` too.
     """
-    if isinstance(estimators, str):
-        raise TypeError(
-            "estimators must be a list of words or estimators, but is a word; say "
-            f'["{estimators}"].'
-        )
-    if not estimators:
-        raise ValueError('estimators must be a list such as ["rloo", "arsm"], but is empty.')
+    # all of them are checked before the first is measured
+    named = _named(estimators)
     if budget is not None:
         check_count("budget", budget)
     check_logits(logits, read=True)
     check_context(context, logits.shape[:-2], logits.device)
-    logits = logits.detach()
-    # all of them are checked before the first is measured
-    named = []
-    for each in estimators:
-        chosen = estimator(each) if isinstance(each, str) else _apart(each)
-        require(chosen, "compare", "mean", instead="leave it out here")
-        named.append((str(each), chosen))
-    problem = _Problem(logits, f, context, generator, max_rows)
+    problem = _Case(logits.detach(), f, context, generator, max_rows)
     reference = reference or problem.reference(samples)
     rows = []
     with Progress(enabled=progress is None) as line:
@@ -136,6 +124,23 @@ def compare(
     return Ranking(tuple(sorted(rows, key=lambda row: row.cost)))
 
 
+def _named(estimators: Sequence[str | Estimator]) -> list[tuple[str, Estimator]]:
+    """Estimators that can be compared, each with its label."""
+    if isinstance(estimators, str):
+        raise TypeError(
+            "estimators must be a list of words or estimators, but is a word; say "
+            f'["{estimators}"].'
+        )
+    if not estimators:
+        raise ValueError('estimators must be a list such as ["rloo", "arsm"], but is empty.')
+    named = []
+    for each in estimators:
+        chosen = estimator(each) if isinstance(each, str) else _apart(each)
+        require(chosen, "compare", "mean", instead="leave it out here")
+        named.append((str(each), chosen))
+    return named
+
+
 def reference_gradient(
     logits: Tensor,
     f: Callable[..., Tensor],
@@ -147,7 +152,7 @@ def reference_gradient(
     """dE[f]/dphi and its variance: exact where C^K <= 16,384, else from 8 x `samples`
     draws of RLOO.
     """
-    return _Problem(logits.detach(), f, context, generator, max_rows).reference(samples)
+    return _Case(logits.detach(), f, context, generator, max_rows).reference(samples)
 
 
 def best_additive(
@@ -209,7 +214,7 @@ def _apart(chosen: Estimator) -> Estimator:
 
 
 @dataclass(frozen=True)
-class _Problem:
+class _Case:
     """The problem on which estimators are compared."""
 
     logits: Tensor

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 MISTAKES = {
     # words and values
-    "arsm": "Name a command: demo, toy, vae,",
+    "arsm": "Name a command: demo,",
     "arsm vea": 'There is no command "vea": did you mean "vae"?',
     "arsm toy --sedes 3": '"arsm toy" has no option "--sedes": did you mean "--seeds"?',
     "arsm toy here": '"arsm toy" has no option "here"; there are --categories,',

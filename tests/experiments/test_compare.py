@@ -368,9 +368,9 @@ def test_the_error_of_the_variance_is_its_spread() -> None:
 def test_a_comparison_pools_its_parts() -> None:
     """The moments of all draws are those of one part."""
     chosen = arsm.Reinforce()
-    problem = comparison._Problem(LOGITS, f, (), generator(), None)
+    problem = comparison._Case(LOGITS, f, (), generator(), None)
     (mean, variance), evaluations, _ = problem.moments_in_parts(chosen, 33, lambda share: None)
-    again = comparison._Problem(LOGITS, f, (), generator(), None)
+    again = comparison._Case(LOGITS, f, (), generator(), None)
     sizes = [33 // 10 + (i < 3) for i in range(10)]
     draws = []
     for size in sizes:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import arsm_experiments
+from arsm_experiments.cli import commands
 
 PACKAGE = Path(arsm_experiments.__file__).parent
-EXPERIMENTS = ("toy", "vae", "conditional", "control", "sequences", "compare")
+EXPERIMENTS = tuple(name for name, command in commands().items() if hasattr(command, "runs"))
 RULES = {
     "runs": (
         EXPERIMENTS,

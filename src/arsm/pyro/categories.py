@@ -19,6 +19,8 @@ from torch.distributions import (
 
 from arsm.categorical import one_hot
 
+FAMILIES = "Categorical, OneHotCategorical or Bernoulli"
+"""The distributions over categories, for sentences."""
 WRAPPERS = (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)
 INVERTIBLE = (ExpTransform, SigmoidTransform, StickBreakingTransform)
 """Transforms without parameters that leave a KL divergence as it is."""

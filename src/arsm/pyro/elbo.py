@@ -43,6 +43,7 @@ from arsm.capabilities import require
 from arsm.driver import check_evaluation
 from arsm.estimators.rloo import RLOO
 from arsm.options import suggests
+from arsm.pyro.categories import FAMILIES
 from arsm.pyro.other_paths import NotInPlateError, OtherPaths
 from arsm.pyro.sites import ChangedError
 from arsm.pyro.stages import Posed, Stage, pose_stages
@@ -208,8 +209,8 @@ class ELBO(infer.ELBO):
         """Refuse a program that cannot be estimated, and choose how to run it."""
         if not stages and self.strict_enumeration_warning:
             warnings.warn(
-                "The guide has no Categorical, OneHotCategorical or Bernoulli site, so that "
-                "arsm.pyro.ELBO has nothing to estimate; use pyro.infer.Trace_ELBO.",
+                f"The guide has no {FAMILIES} site, so that arsm.pyro.ELBO has nothing to "
+                "estimate; use pyro.infer.Trace_ELBO.",
                 stacklevel=2,
             )
         checked = True

@@ -16,7 +16,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import Distribution, Transform
 
-from arsm.pyro.categories import kl, logits_of, unwrap
+from arsm.pyro.categories import FAMILIES, kl, logits_of, unwrap
 
 Site = dict[str, Any]
 """A node of a trace."""
@@ -216,8 +216,8 @@ def refuse(model: dict[str, Site], guide: dict[str, Site]) -> None:
             )
         if not site["is_observed"] and logits_of(site["fn"]) is None and not site["fn"].has_rsample:
             raise ValueError(
-                f"Guide site {name!r} is {kind}, which is neither reparameterised nor Categorical, "
-                "OneHotCategorical or Bernoulli; use one of these, or pyro.infer.TraceGraph_ELBO."
+                f"Guide site {name!r} is {kind}, which is neither reparameterised nor {FAMILIES}; "
+                "use one of these, or pyro.infer.TraceGraph_ELBO."
             )
     for name, site in model.items():
         if not site["is_observed"] and name not in guide:

@@ -57,56 +57,63 @@ def explain_divergence(
 def _divergences(world: World, setting: Setting, truth: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Gradients that usual estimators have in the mean."""
     table = world.table.clone().requires_grad_()
+    prompts = list(setting.prompts)
     with torch.enable_grad():
-        log_p = world.answer_log_p(table)[list(setting.prompts)]  # [B, answers, T]
-        reference = world.answer_log_p(world.reference)[list(setting.prompts)]
-        q = world.answer_log_p(world.sampler)[list(setting.prompts)].sum(-1).exp()
-        r = log_p - reference
-        # padding has the ln p 0, which no token of the setting's prompt has (none is certain)
-        live = (log_p != 0).to(log_p.dtype)
-        length = live.sum(-1).clamp_min(1)
-        # a term in the reward: its value, detached, times the score of the whole answer
-        whole = log_p.sum(-1)
-        k3 = ((-r).exp() - 1 + r) * live
-        ways: list[tuple[str, Tensor]] = [
-            (
-                "that of k3 or of another term that autograd alone differentiates, which is the "
-                "gradient of the divergence the other way round, KL(reference || model), token by "
-                "token. Multiply by the ratio of probabilities, or subtract k1 from the reward",
-                k3.sum(-1),
-            ),
-            (
-                "the gradient token by token: what a token does to the divergence of later ones, "
-                "through the sampler, is left out. Subtract k1 from the reward, or square the sum "
-                "over the answer",
-                (r.square() / 2 * live).sum(-1),
-            ),
-            (
-                "that of k3 in the reward without k3's own gradient. Use k1 there",
-                k3.sum(-1).detach() * whole,
-            ),
-            (
-                "that of k2 in the reward without its own gradient. Use k1 there",
-                (r.square() / 2).sum(-1).detach() * whole,
-            ),
-            ("that of |k1| in the loss. Subtract k1 from the reward", r.abs().sum(-1)),
-            ("that of |k1| in the reward. Use k1 there", r.abs().sum(-1).detach() * whole),
-            (
-                "that of the divergence divided by the answer's length",
-                (r.sum(-1) / length).detach() * whole,
-            ),
-            (
-                "the gradient token by token, divided by the answer's length",
-                (r.square() / 2 * live).sum(-1) / length,
-            ),
-            ("k3's, divided by the answer's length", k3.sum(-1) / length),
-            ("k1's in the loss, divided by the answer's length", r.sum(-1) / length),
-            ("that of |k1| in the loss, divided by the answer's length", r.abs().sum(-1) / length),
-        ]
+        log_p = world.answer_log_p(table)[prompts]  # [B, answers, T]
+        reference = world.answer_log_p(world.reference)[prompts]
+        q = world.answer_log_p(world.sampler)[prompts].sum(-1).exp()
         gradients = [
             (words, torch.autograd.grad((q * value).sum(-1).mean(), table, retain_graph=True)[0])
-            for words, value in ways
+            for words, value in _terms(log_p, reference)
         ]
     # the simplest explanation: the right gradient with another sign or factor
     yield "its opposite or a multiple of it", truth
     yield from gradients
+
+
+def _terms(log_p: Tensor, reference: Tensor) -> list[tuple[str, Tensor]]:
+    """Usual estimators' terms of every answer [B, answers], from ln p [B, answers, T] under the
+    model and under the reference: their gradients, in words, and their surrogates.
+    """
+    r = log_p - reference
+    # padding has the ln p 0, which no token of the setting's prompt has (none is certain)
+    live = (log_p != 0).to(log_p.dtype)
+    length = live.sum(-1).clamp_min(1)
+    # a term in the reward: its value, detached, times the score of the whole answer
+    whole = log_p.sum(-1)
+    k3 = ((-r).exp() - 1 + r) * live
+    return [
+        (
+            "that of k3 or of another term that autograd alone differentiates, which is the "
+            "gradient of the divergence the other way round, KL(reference || model), token by "
+            "token. Multiply by the ratio of probabilities, or subtract k1 from the reward",
+            k3.sum(-1),
+        ),
+        (
+            "the gradient token by token: what a token does to the divergence of later ones, "
+            "through the sampler, is left out. Subtract k1 from the reward, or square the sum "
+            "over the answer",
+            (r.square() / 2 * live).sum(-1),
+        ),
+        (
+            "that of k3 in the reward without k3's own gradient. Use k1 there",
+            k3.sum(-1).detach() * whole,
+        ),
+        (
+            "that of k2 in the reward without its own gradient. Use k1 there",
+            (r.square() / 2).sum(-1).detach() * whole,
+        ),
+        ("that of |k1| in the loss. Subtract k1 from the reward", r.abs().sum(-1)),
+        ("that of |k1| in the reward. Use k1 there", r.abs().sum(-1).detach() * whole),
+        (
+            "that of the divergence divided by the answer's length",
+            (r.sum(-1) / length).detach() * whole,
+        ),
+        (
+            "the gradient token by token, divided by the answer's length",
+            (r.square() / 2 * live).sum(-1) / length,
+        ),
+        ("k3's, divided by the answer's length", k3.sum(-1) / length),
+        ("k1's in the loss, divided by the answer's length", r.sum(-1) / length),
+        ("that of |k1| in the loss, divided by the answer's length", r.abs().sum(-1) / length),
+    ]

@@ -222,29 +222,26 @@ def _draws(
 ) -> Draws:
     dtype = f.weights.dtype
     logits = problem.logits.to(dtype).repeat(copies, 1, 1)
-    found = []
+    by_call = []
+    by_theta = []
     for call in range(calls):
-        found.append(gradient_of_call(loss, logits, f, sign))
+        found, of_theta = gradient_of_call(loss, logits, f, sign)
+        # a call that gives no gradient gives the gradient 0, as an optimiser sees it
+        by_call.append(torch.zeros_like(logits) if found is None else found)
+        # theta is shared by all rows of a call, so that only whole calls are draws of its gradient
+        if of_theta is not None:
+            by_theta.append(of_theta.double() / copies - truth.theta.sum(0))
         tick((call + 1) / calls)
-    # a call that gives no gradient gives the gradient 0, as an optimiser sees it
-    zero = torch.zeros_like(logits)
-    estimates = torch.stack(
-        [zero if by_logits is None else by_logits for by_logits, _ in found]
-    ).double()
+    estimates = torch.stack(by_call).double()
     if not bool(estimates.isfinite().all()):
         raise FloatingPointError("the gradient in the logits is not finite")
+
     target = truth.gradient.flatten(1)
     square = target.square().sum(1, keepdim=True)
     error = estimates.view(calls, copies, len(target), -1) - target
     # where the truth is 0 there is no direction to measure a length along
     along = (error * torch.where(square > 0, target / square, 0.0)).sum(-1, keepdim=True)
     error = torch.cat([error, along], -1)  # [calls, copies, R, K C + 1]
-    # theta is shared by all rows of a call, so that only whole calls are draws of its gradient
-    thetas = [
-        by_theta.double() / copies - truth.theta.sum(0)
-        for _, by_theta in found
-        if by_theta is not None
-    ]
     return Draws(
         problem,
         truth,
@@ -254,7 +251,7 @@ def _draws(
         error.var((0, 1)),
         error.amax((0, 1)) - error.amin((0, 1)),
         error.mean(1),
-        torch.stack(thetas) if thetas else None,
+        torch.stack(by_theta) if by_theta else None,
         f.rows / (calls * len(logits)),
         f.relaxed,
         64 * torch.finfo(dtype).eps * max(float(truth.f.abs().max()), 1e-3),
@@ -350,19 +347,20 @@ def probe(
         seed_generators(seed)
         if not torch.allclose(once(f), again, rtol=1e-4, atol=1e-6):
             raise RefusedError("state", REMEMBERED)
-    fixed = (
-        f"In {problem.name!r} the gradient is the same in every call: its random numbers could "
-        "not be checked."
-    )
-    note = None if calls_differ else fixed
+    note = None
+    if not calls_differ:
+        note = (
+            f"In {problem.name!r} the gradient is the same in every call: its random numbers could "
+            "not be checked."
+        )
     seed_generators(seed)
-    ignored = False
     # somebody else's code may raise anything, here at an f of no problem
-    with contextlib.suppress(Exception):
+    try:
         negative = once(replace(problem, scale=-problem.scale).function(dtype))
-        # to the bit: with the same random numbers a loss without f does the same arithmetic
-        ignored = problem.scale != 0 and torch.equal(negative, again)
-    return note, ignored
+    except Exception:
+        return note, False
+    # to the bit: with the same random numbers a loss without f does the same arithmetic
+    return note, problem.scale != 0 and torch.equal(negative, again)
 
 
 def _check_noise(found: Tensor) -> bool:

@@ -255,7 +255,7 @@ class World:
         )
 
 
-class _Rows(NamedTuple):
+class _Answers(NamedTuple):
     """The part of a batch that depends on neither rewards nor models."""
 
     prompts: Tensor
@@ -276,7 +276,7 @@ def _rows(
     padding: int,
     prompt_padding: int,
     numbers: tuple[tuple[int, ...], ...],
-) -> _Rows:
+) -> _Answers:
     n = len(numbers[0])
     asked = [PROMPTS[p] for p in prompts for _ in range(n)]
     answers = [ANSWERS[p][z] for p, row in zip(prompts, numbers, strict=True) for z in row]
@@ -287,7 +287,7 @@ def _rows(
     lengths = torch.tensor([len(a) for a in answers])
     mask = (torch.arange(width) < lengths.unsqueeze(-1)).long()
     group = torch.arange(len(prompts)).repeat_interleave(n)
-    return _Rows(
+    return _Answers(
         ids,
         (ids != PAD).long(),
         completions,

@@ -274,9 +274,9 @@ def play_rollouts(
     """Play rollouts in lock step, one call of the policy per step; a lane that is done
     takes the next rollout.
     """
-    played = _Played(len(branches), environment.observations)
+    results = _Results(len(branches), environment.observations)
     if not len(branches):
-        return played.of(branches)
+        return results.of(branches)
     count = min(len(branches), environment.lanes or len(branches))
     streams = [(branches.key, number) for number in branches.number.tolist()]
     lanes = environment.restore(branches.trails, branches.episode, branches.step, streams, count)
@@ -290,7 +290,7 @@ def play_rollouts(
         if not len(done):
             actions = act(policy.logits(seen), noise.next())
             continue
-        played.write(running, done, seen, terminated)
+        results.write(running, done, seen, terminated)
         # lanes that are done take the next rollouts, and those without one are dropped
         fresh = running.begin(done)
         for lane in fresh.tolist():
@@ -309,11 +309,11 @@ def play_rollouts(
         if len(fresh):
             # the first action of a rollout is the one that it tries
             actions[fresh] = branches.action[running.owner[fresh]]
-    check_finite(environment.name, "a reward", played.returns)
-    return replace(played.of(branches), steps=running.steps, replayed=lanes.replayed)
+    check_finite(environment.name, "a reward", results.returns)
+    return replace(results.of(branches), steps=running.steps, replayed=lanes.replayed)
 
 
-class _Played:
+class _Results:
     """The results of R rollouts, written down as they end."""
 
     def __init__(self, rollouts: int, observations: int) -> None:

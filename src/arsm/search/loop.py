@@ -88,7 +88,7 @@ def maximize(  # noqa: PLR0913  one call, all of its options by name
         seed=seed,
         state=state,
     )
-    show = _Progress(search.known, evaluations, enabled=progress)
+    show = _SearchProgress(search.known, evaluations, enabled=progress)
     try:
         while points := search.ask_points():
             _evaluate_at(points, evaluate, search, raise_errors, show)
@@ -131,7 +131,7 @@ def _evaluate_at(
     evaluate: Evaluate,
     search: Search,
     raise_errors: bool,
-    show: _Progress,
+    show: _SearchProgress,
 ) -> None:
     """Tell the search f at these points, each as soon as it is there: the search may be
     interrupted.
@@ -166,7 +166,7 @@ def _require_a_point(search: Search) -> None:
         )
 
 
-class _Progress(Progress):
+class _SearchProgress(Progress):
     """A line with the evaluations so far and the best value."""
 
     def __init__(self, known: Known, evaluations: int, *, enabled: bool) -> None:

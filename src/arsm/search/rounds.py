@@ -21,7 +21,7 @@ Information-geometric optimization algorithms, JMLR 2017.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from arsm.options import suggests
 from arsm.question import Distinct, Question, pose
 from arsm.rows import ragged
 from arsm.search.calls import finite_or_failed
+from arsm.search.candidates import Candidates, as_points
 from arsm.search.known import Known
 from arsm.search.result import Maximum
 from arsm.search.space import Point, Space, read_space
@@ -63,8 +64,6 @@ REMEMBERED = 256
 """Number of latest points to which the surrogate is fitted: its cost grows with the cube."""
 FEWEST = 128
 """Number of known points below which there is no surrogate."""
-TRIES = 8
-"""Second neighbours drawn per place of a round, of which some will be feasible."""
 IDLE_ROUNDS = 1000
 """The search ends after this many rounds in a row without a new point to evaluate."""
 
@@ -128,17 +127,17 @@ class Search:
         """Why the search has ended, None before."""
         self.known = Known()
 
-        self._legal = self.logits > -torch.inf
+        legal = self.logits > -torch.inf
         self._estimator = _chosen(estimator, samples, self.logits)
         self._count = self._estimator.most_queries(self.logits)
-        self._rate = _step_sizes(self._legal, self._count, evaluations)
-        self._feasible = feasible
-        self._may: dict[Point, bool] = {}
+        self._rate = _step_sizes(legal, self._count, evaluations)
         self._fitted: tuple[int, Surrogate | None] = (0, None)
         self._idle = 0
-        self._all_known = False
         self._round: Round | None = None
         self._generator = torch.Generator().manual_seed(seed)
+        self._candidates = Candidates(
+            self.space, self.known, legal, self._count, feasible, self._generator
+        )
         if state is not None:
             self.logits = _restore(state, self.space, self.known, self.logits, self._generator)
         # a state is of the start of a round: one that was interrupted is drawn again, and finds
@@ -212,7 +211,7 @@ class Search:
     def _reason_to_stop(self) -> str | None:
         """Why there is nothing left to do, if so."""
         known = self.known
-        if self._all_known or len(known.values) >= math.prod(self.space.sizes):
+        if self._candidates.all_known or len(known.values) >= math.prod(self.space.sizes):
             return "all points known"
         if len(known.values) >= self.evaluations:
             return "evaluations"
@@ -226,11 +225,11 @@ class Search:
         """Draw the points of a round."""
         question = pose(self._estimator, self.logits, generator=self._generator)
         asked = question.asked("packed")
-        drawn = [self.space.canonical(point) for point in _points(asked.z)]
+        drawn = [self.space.canonical(point) for point in as_points(asked.z)]
         surrogate = self._surrogate()
-        new = self._new_points(drawn, surrogate)
+        new = self._candidates.new_points(drawn, self.logits, surrogate, small=self._small)
         # a round that was interrupted finds some of its points in the table
-        wanted = [*new, *self._second_neighbours(new)]
+        wanted = [*new, *self._candidates.second_neighbours(new)]
         missing = [point for point in wanted if point not in self.known.index]
         left = self.evaluations - len(self.known.values)
         self._idle = 0 if missing else self._idle + 1
@@ -246,76 +245,12 @@ class Search:
             self._fitted = (count, Surrogate.fitted(points, self.known.at(points, count)))
         return self._fitted[1]
 
-    def _new_points(self, drawn: list[Point], surrogate: Surrogate | None) -> list[Point]:
-        """The points of this round that were unknown at its start: those drawn, filled
-        up to the estimator's number.
-
-        Neighbours of the best point fill it up, the most promising first; where there
-        are none either, any unknown point of a small space.
-        """
-        new = self._only_new(drawn)
-        if self.known.round_start == 0 or len(new) >= self._count:
-            return new
-        more = self._only_new(self._complete(self.known.neighbours(self._legal)))
-        if self._small and len(new) == len(more) == 0:
-            more = self._only_new(_points(self.known.unseen(self._legal)))
-            self._all_known = not more
-
-        # in random order, so that no variable is preferred; then by promise, ties as they were
-        order = torch.randperm(len(more), generator=self._generator)
-        if surrogate is not None and more:
-            promise = surrogate(torch.tensor(more)[order])
-            order = order[promise.argsort(descending=True, stable=True)]
-        ordered = [more[i] for i in order.tolist()]
-        return list(dict.fromkeys([*new, *ordered]))[: self._count]
-
-    def _second_neighbours(self, new: list[Point]) -> list[Point]:
-        """Points that fill up a round under a constraint: two variables differ from the best.
-
-        Where a constraint binds, one change alone often breaks it, as in a sum that
-        must not be exceeded.
-        """
-        if self._feasible is None or self.known.round_start == 0 or len(new) >= self._count:
-            return []
-        drawn = self.known.second_neighbours(self._legal, TRIES * self._count, self._generator)
-        wanted = self._count - len(new)
-        return [point for point in self._only_new(_points(drawn)) if point not in new][:wanted]
-
-    def _only_new(self, points: Iterable[Point]) -> list[Point]:
-        """Those that were unknown at the start of the round and may be evaluated."""
-        distinct = dict.fromkeys(self.space.canonical(point) for point in points)
-        return [p for p in distinct if self.known.is_new(p) and self._may_be_evaluated(p)]
-
-    def _may_be_evaluated(self, point: Point) -> bool:
-        """Ask the user's `feasible`, once per point."""
-        if self._feasible is None:
-            return True
-        if point not in self._may:
-            self._may[point] = bool(self._feasible(self.space.settings(point)))
-        return self._may[point]
-
-    def _complete(self, neighbours: Tensor) -> list[Point]:
-        """Neighbours of the best point [N, K]; variables that only they have take their
-        most probable values.
-        """
-        points = _points(neighbours)
-        if not self.space.conditional:
-            return points
-        before = self.space.active(self.known.best_point(self.known.round_start))
-        likely = self.logits.argmax(-1).tolist()
-        completed = []
-        for point in points:
-            # a variable that the best point does not have stands at 0, which nobody chose
-            triples = zip(point, before, likely, strict=True)
-            completed.append(tuple(z if had else usual for z, had, usual in triples))
-        return completed
-
     def _finish(self, asked: Round) -> None:
         """Learn from the round's values."""
         self._round = None
         # the evaluations did not suffice for all that the estimator asked for
         unknown = [p for p in asked.drawn if p not in self.known.index]
-        if any(self._may_be_evaluated(point) for point in unknown):
+        if any(self._candidates.may_be_evaluated(point) for point in unknown):
             self.stopped = "evaluations"
             return
         if self.known.any_value():
@@ -326,7 +261,7 @@ class Search:
     def _learn(self, asked: Round) -> None:
         """Take a step along the round's gradient, or forget where it had too few new points."""
         # infeasible points cannot be new, so they are no sign that the search has settled
-        possible = {point for point in asked.drawn if self._may_be_evaluated(point)}
+        possible = {point for point in asked.drawn if self._candidates.may_be_evaluated(point)}
         if len(asked.new) < max(1, len(possible)):
             self.logits = self.logits / FORGET
             return
@@ -427,10 +362,6 @@ def _ascend(logits: Tensor, gradient: Tensor, values: Tensor, rate: Tensor) -> T
     return logits + rate * gradient / (deviation * p)
 
 
-def _points(z: Tensor) -> list[Point]:
-    return [tuple(point) for point in z.tolist()]
-
-
 # ---------------------------------------------------------------- before the first round
 
 
@@ -475,7 +406,7 @@ def _restore(
             "with."
         )
     errors = {tuple(point): error for point, error in state["failures"]}
-    for point, value in zip(_points(state["points"]), state["values"].tolist(), strict=True):
+    for point, value in zip(as_points(state["points"]), state["values"].tolist(), strict=True):
         known.add(point, value, errors.get(point))
     known.round_start = state["round_start"]
     generator.set_state(state["generator"])

@@ -1,7 +1,6 @@
 """Policy gradients for autoregressive models: generate, branch, give credit token by token."""
 
 from arsm.sequences.batch import Batch, Branches, SequenceEstimate, Strategy, TokenCredit
-from arsm.sequences.checks import Reward, RewardFailure
 from arsm.sequences.cluster import Cluster
 from arsm.sequences.comparison import compare
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete
@@ -12,6 +11,7 @@ from arsm.sequences.engines import Engine, EngineFailure, Server
 from arsm.sequences.importance import Importance
 from arsm.sequences.measured import Comparison, Measured
 from arsm.sequences.model import Model, Recompute, SlotModel, SlotsRefused, State, pad_before
+from arsm.sequences.rewards import Reward, RewardFailure
 from arsm.sequences.slots import Slots
 from arsm.sequences.strategies import Branch, Group, by_likelihood
 from arsm.sequences.text import TextReward

@@ -114,7 +114,9 @@ def other_draws(
     other = first & ~is_end(drawn, decoding.eos) & (torch.arange(draws, device=at.device) > 0)
     state, draw = other.nonzero(as_tuple=True)
     state, draw = _earliest_first(at, state, draw)
-    slot, at, token = slot[state], at[state], drawn[state, draw]
+    slot = slot[state]
+    at = at[state]
+    token = drawn[state, draw]
     row = rows.owner[slot] - true.first
     # the noise knows a branch by its place among all draws of all states, after the sequences
     name = true.starts.row.shape[0] + (row * width + at) * draws + draw

@@ -80,7 +80,8 @@ class Batch:
     def parts(self) -> list[slice]:
         """All rows, in parts of at most `micro_batch`."""
         # slices and no indices: what is written into such a part is written into the whole
-        rows, size = self.tokens.shape[0], self.micro_batch
+        rows = self.tokens.shape[0]
+        size = self.micro_batch
         return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 

@@ -77,7 +77,8 @@ class Rows:
 
 def step(decode: Decode, rows: Rows, eos: Ends, temperature: float, min_tokens: int = 0) -> None:
     """Feed every row's token, draw the next ones from `rows.uniform` and write them down."""
-    width, draws = rows.tokens.shape[1] - 1, rows.tokens.shape[2]
+    width = rows.tokens.shape[1] - 1
+    draws = rows.tokens.shape[2]
     # every line works on all rows alike: the host knows nothing of them, and a graph replays it
     logits = decode(rows.token, rows.column, rows.first)
     logits = forbid_ends(logits, rows.index + 1, eos, min_tokens)

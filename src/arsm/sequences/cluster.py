@@ -42,7 +42,8 @@ class Cluster:
             rows: prefixes per part.
         """
         self._ray, self._started, count = join_cluster(workers, address)
-        self.module, self.rows = module, rows
+        self.module = module
+        self.rows = rows
         device = next(module.parameters()).device.type
         own, copied = copy.deepcopy((model, module))
         copied.cpu()
@@ -55,7 +56,8 @@ class Cluster:
         # kept, since an actor that is replaced asks for it again
         self._shared = self._ray.put((own, copied))
         self._actors = [actor.remote([self._shared], device) for _ in range(count)]
-        self._version, self._weights = "", None
+        self._version = ""
+        self._weights = None
 
     def complete(
         self,
@@ -112,7 +114,8 @@ class Player:
         self.module: nn.Module
         self.model, self.module = import_ray().get(shared[0])
         self.module.to(device)
-        self.device, self.version = device, ""
+        self.device = device
+        self.version = ""
 
     def play(self, weights: list[Any], version: str, part: Part) -> Completions:
         """Complete a part with these weights."""

@@ -38,13 +38,14 @@ from arsm.driver import graph_nodes
 from arsm.options import suggests
 from arsm.progress import Progress
 from arsm.sequences.batch import SequenceEstimate, Strategy
-from arsm.sequences.checks import Reward, check_prompts
+from arsm.sequences.checks import check_prompts
 from arsm.sequences.credit import parameters_of
 from arsm.sequences.driver import estimate
 from arsm.sequences.ends import Ends, Stop
 from arsm.sequences.engines import Engine
 from arsm.sequences.measured import Comparison, Measured
 from arsm.sequences.model import Model
+from arsm.sequences.rewards import Reward
 from arsm.sequences.strategies import Branch, Group
 
 

@@ -127,7 +127,8 @@ class Pass:
             gradient = self.credit.gradient(logits, row, step)
             # masked logits are -inf
             return (logits.masked_fill(gradient == 0, 0) * gradient).sum(-1)
-        weights, tokens = self.credit.weights[row, step], self.credit.tokens[row, step]
+        weights = self.credit.weights[row, step]
+        tokens = self.credit.tokens[row, step]
         if self.credit.centred:
             # ln p less its normaliser, which the weights cancel: the logits of all other tokens are
             # not needed
@@ -359,7 +360,8 @@ def clipped_epochs(
             "The model's parameters were changed since sequences.estimate, so the ratios would not "
             "begin at 1; call clipped before the optimiser's step."
         )
-    tokens, weights = run.credit.tokens, run.credit.weights
+    tokens = run.credit.tokens
+    weights = run.credit.weights
     # ln p before the first optimiser step: the denominators of all later ratios
     now = torch.zeros_like(weights)
     credited = run.credited()

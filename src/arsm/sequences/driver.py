@@ -15,7 +15,6 @@ from arsm.checks import check_temperature
 from arsm.options import suggests
 from arsm.sequences.batch import SequenceEstimate, Strategy
 from arsm.sequences.checks import (
-    Reward,
     check_cache,
     check_costs,
     check_ends,
@@ -26,7 +25,6 @@ from arsm.sequences.checks import (
     check_module,
     check_padding,
     check_prompts,
-    check_reward,
     check_sizes,
     check_strategy,
     first_logits,
@@ -37,6 +35,7 @@ from arsm.sequences.ends import Ends, Stop
 from arsm.sequences.engines import Engine
 from arsm.sequences.importance import Importance
 from arsm.sequences.model import Model, pad_before
+from arsm.sequences.rewards import Reward, check_reward
 from arsm.sequences.sampler import TokenSampler
 from arsm.sequences.stages import Stages
 

@@ -50,7 +50,8 @@ def live_tokens(tokens: Tensor, eos: Ends, stop: Stop | None = None, min_tokens:
     if stop is None:
         return live
     # a function of lists: sequence by sequence, on the host
-    flat, within = tokens.flatten(0, -2).tolist(), live.flatten(0, -2)
+    flat = tokens.flatten(0, -2).tolist()
+    within = live.flatten(0, -2)
     for row, (sequence, length) in enumerate(zip(flat, within.sum(-1).tolist(), strict=True)):
         if (end := stopped_at(sequence[:length], 0, stop, min_tokens)) is not None:
             within[row, end + 1 :] = False

@@ -179,7 +179,9 @@ class Server:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f'"{url}" is no address of a server; write http://HOST:PORT.')
-        self.url, self.module, self.patience = url.rstrip("/"), module, patience
+        self.url = url.rstrip("/")
+        self.module = module
+        self.patience = patience
 
     def complete(
         self,
@@ -197,7 +199,8 @@ class Server:
         )
 
     def _play(self, part: Part, version: str) -> Completions:
-        decoding, prefixes = part.decoding, part.prefixes
+        decoding = part.decoding
+        prefixes = part.prefixes
         done = Completions.empty(prefixes, decoding)
         # a given action is text to the server, like the tokens before it
         given = prefixes.action >= 0

@@ -27,7 +27,7 @@ from arsm.sequences.batch import (
     Strategy,
     TokenCredit,
 )
-from arsm.sequences.checks import Reward, checked_rewards, given_completions, given_log_probs
+from arsm.sequences.checks import given_completions, given_log_probs
 from arsm.sequences.costs import Costs, with_actions
 from arsm.sequences.credit import Pass, attach_credit, clipped_epochs, versions_of
 from arsm.sequences.decode import Decoding, Prefixes
@@ -37,6 +37,7 @@ from arsm.sequences.importance import Importance, effective_share
 from arsm.sequences.memory import limited_by
 from arsm.sequences.mismatch import check_sampler
 from arsm.sequences.model import Model
+from arsm.sequences.rewards import Reward, checked_rewards
 from arsm.sequences.sampler import TokenSampler
 
 COMPARED = 16

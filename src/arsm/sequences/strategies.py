@@ -317,7 +317,8 @@ def backed_up(estimator: Estimator, plan: policy.Rollouts, batch: Batch, tried: 
 
 def back_up(own: Tensor, others: Tensor, batch: Batch) -> Tensor:
     """Q_t [N, T] from the last step to the first, with V_t = own_t Q_t + others_t."""
-    returns, later = batch.returns, batch.mask[:, 1:]
+    returns = batch.returns
+    later = batch.mask[:, 1:]
     cost = returns[:, :-1] - returns[:, 1:]
     # Q_t = a_t Q_{t+1} + b_t, so that a step is one call; after the end Q_t is the return
     a = torch.where(later, own[:, 1:], 0)
@@ -334,11 +335,13 @@ def value_parts(
     """V_t = own_t Q_t + others_t, both [N, T]: the weight of the queries that agree
     with y_t, and what the rest add.
     """
-    own, others = torch.ones_like(returns).flatten(), torch.zeros_like(returns).flatten()
+    own = torch.ones_like(returns).flatten()
+    others = torch.zeros_like(returns).flatten()
 
     def of_part(part: policy.PlayedSteps, some: slice, answered: Others) -> tuple[Tensor, Tensor]:
         question = part.pose()
-        lives, same_as = question.queries.weight.shape[0], question.queries.same_as
+        lives = question.queries.weight.shape[0]
+        same_as = question.queries.same_as
         without = question.spread_others(answered, tried[some], torch.zeros_like(own[part.step]))
         return question.value((same_as[:lives] == 0).to(returns.dtype)), question.value(
             without[:lives]
@@ -417,7 +420,8 @@ class Group:
         found = torch.zeros_like(batch.returns)
         for some in batch.parts():
             # slices are views: what is written into them is written into the whole
-            of_rows, tokens = found[some].view(-1), batch.tokens[some].flatten()
+            of_rows = found[some].view(-1)
+            tokens = batch.tokens[some].flatten()
             for states, logits in batch.logits_of(some, batch.mask):
                 p = token_probabilities(logits, batch.temperature)
                 of_rows[states] = energy(p, tokens[states].unsqueeze(0)).squeeze(0).to(found.dtype)

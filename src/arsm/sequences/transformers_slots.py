@@ -206,7 +206,8 @@ class TransformersSlots:
 
         def decode(tokens: Tensor, column: Tensor, first: Tensor) -> Tensor:
             at.column = column
-            here, begin = column.unsqueeze(-1), first.unsqueeze(-1)
+            here = column.unsqueeze(-1)
+            begin = first.unsqueeze(-1)
             seen = (columns >= begin) & (columns <= here)
             masks = {}
             for kind, window in self._windows.items():

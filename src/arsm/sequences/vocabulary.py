@@ -80,7 +80,7 @@ class PlayedQueries(NamedTuple):
     known: Tensor
 
 
-class _Plan(NamedTuple):
+class _ChosenRollouts(NamedTuple):
     """The choice of rollouts."""
 
     chance: Chance | None
@@ -147,7 +147,7 @@ class Vocabulary:
             counted, self.states, self.batch.mask.shape, budget, keep, self.generator
         )
         if not everything:
-            plan = _Plan(chance, weight, counted, self.whole(weight, 0))
+            plan = _ChosenRollouts(chance, weight, counted, self.whole(weight, 0))
             for block in self._blocks():
                 question = self._again(block.start // self.size, block.states, block.logits)
                 others = _kept(question.others(), weight[block.start :])
@@ -160,7 +160,7 @@ class Vocabulary:
         block: Block,
         question: Question,
         others: Others,
-        plan: _Plan | None = None,
+        plan: _ChosenRollouts | None = None,
     ) -> dict[str, Tensor]:
         """The rollouts of one block that are played: its part of `PlayedQueries`, but for the
         weight.
@@ -280,7 +280,8 @@ class Vocabulary:
         gradient = gradient.squeeze(-2)[here].detach().to(logits.dtype)
         if h is not None:
             # what the critic knows without a rollout: the mean of its guesses is taken exactly
-            p, h = logits.softmax(-1), h[here]
+            p = logits.softmax(-1)
+            h = h[here]
             gradient += p * (h - (p * h).sum(-1, keepdim=True))
         return gradient
 
@@ -292,17 +293,20 @@ class Vocabulary:
         # the critic reads whole sequences: each once, however many of its states are asked for
         rows, place = (states // width).unique(return_inverse=True)
         here = place * width + states % width
-        prompts, tokens = self.batch.prompts[rows], self.batch.tokens[rows]
+        prompts = self.batch.prompts[rows]
+        tokens = self.batch.tokens[rows]
         if hasattr(self.critic, "headed"):
             # as a model's: a mask only where there is padding
             mask = self.batch.prompt_mask
             padded = () if mask is None else (mask[rows],)
             whole = self.critic.headed(prompts, tokens, *padded)  # pyright: ignore[reportFunctionMemberAccess]
             h = whole.head(whole.hidden.flatten(0, 1)[here])
-            expected, returned = [whole.vocabulary], list(h.shape[1:])
+            expected = [whole.vocabulary]
+            returned = list(h.shape[1:])
         else:
             h = self.critic(prompts, tokens)
-            expected, returned = [*tokens.shape, self._vocabulary], list(h.shape)
+            expected = [*tokens.shape, self._vocabulary]
+            returned = list(h.shape)
             h = h.flatten(0, 1)[here] if returned == expected else h
         if returned != expected or not bool(h.isfinite().all()):
             raise ValueError(
@@ -333,7 +337,9 @@ class Vocabulary:
                     filled += taken.shape[0]
                     if filled == buffer.shape[0]:
                         yield self._block(start, buffer)
-                        start, filled, buffer = start + filled, 0, None
+                        start = start + filled
+                        filled = 0
+                        buffer = None
 
     def _block(self, start: int, logits: Tensor) -> Block:
         scaled = logits if self.batch.temperature == 1 else logits / self.batch.temperature
