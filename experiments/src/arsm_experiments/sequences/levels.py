@@ -132,8 +132,8 @@ def reach(
     return lines.read(path)
 
 
-def main() -> None:
-    """Run the command line."""
+def command_line() -> argparse.Namespace:
+    """The words of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", choices=list(WRITTEN))
     parser.add_argument("--model", required=True)
@@ -149,7 +149,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120, help="Stop after so long")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    words = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the command line."""
+    words = command_line()
     torch.backends.cuda.matmul.allow_tf32 = True
     reach(
         words.task,

@@ -310,8 +310,8 @@ def _fit(critic: ValueModel, model: Any, trained: Texts, how: Measuring) -> None
         critic.fit(prompts, tokens, live, reward(prompts, tokens), mask)
 
 
-def main() -> None:
-    """Run the command line."""
+def command_line() -> argparse.Namespace:
+    """The words of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--starts", type=Path, required=True)
@@ -337,7 +337,12 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    words = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the command line."""
+    words = command_line()
     if words.only is None:
         command = [sys.executable, "-m", "arsm_experiments.sequences.noise", *sys.argv[1:]]
         files = sorted(words.starts.glob("*.safetensors"))

@@ -303,8 +303,8 @@ class OutOfTime(Exception):
     """A run is not finished: raised through the run folder, which then is not marked so."""
 
 
-def main() -> None:
-    """Run the command line."""
+def command_line() -> argparse.Namespace:
+    """The words of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", choices=list(WRITTEN))
     parser.add_argument("--model", required=True)
@@ -334,7 +334,12 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    words = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the command line."""
+    words = command_line()
     begun = time.monotonic()
     if words.at_once > 1:
         command = [sys.executable, "-m", "arsm_experiments.sequences.trials", *sys.argv[1:]]
@@ -347,10 +352,7 @@ def main() -> None:
     pretrained = load_pretrained(words.model, words.device)
     texts = load_texts(pretrained.tokenizer, words.task, words.data)
     if words.start is not None:
-        while not words.start.exists():
-            if time.monotonic() - begun > words.seconds:
-                sys.exit(f"There is no {words.start} after {words.seconds:g} s.")
-            time.sleep(0.5)
+        _wait_for(words.start, begun, words.seconds)
         load_level(pretrained.module, words.start)
     plan = Plan(
         words.task,
@@ -374,6 +376,14 @@ def main() -> None:
         words.checkpoints,
     )
     worker.work(tuple(words.methods), tuple(words.rates), tuple(words.seeds))
+
+
+def _wait_for(path: Path, begun: float, seconds: float) -> None:
+    """Wait until another process has written the weights."""
+    while not path.exists():
+        if time.monotonic() - begun > seconds:
+            sys.exit(f"There is no {path} after {seconds:g} s.")
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":
