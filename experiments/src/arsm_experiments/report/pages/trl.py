@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from arsm_experiments.report.pages.tables import Tables, listed, markdown, welch, with_spread
@@ -15,7 +15,8 @@ FILE = "trl/smollm2.json"
 TRAINERS = ("GRPOTrainer", "BranchTrainer")
 SMOOTH = 5
 """Updates that a reward is averaged over."""
-
+Run = dict[str, Any]
+"""A training on SmolLM2, as it was recorded."""
 
 SHOWN = (
     ("sort", "1e-4", (30_000, 60_000)),
@@ -90,19 +91,24 @@ def noise_in_short(tables: Tables) -> str:
 
 def _update(tables: Tables) -> str:
     """What an update costs."""
-    ratios: dict[str, list[float]] = {}
+    ranges = []
     for metric in ("cpu_seconds", "tokens"):
-        for task, rate in dict.fromkeys((task, rate) for task, rate, _ in SHOWN):
-            grpo, branch = (
-                tables.cell("trl", f"{task}: {name}, rate {float(rate):g}", metric).mean
-                for name in TRAINERS
-            )
-            ratios.setdefault(metric, []).append(branch / grpo)
-    seconds, tokens = (f"{min(own):.1f} to {max(own):.1f}" for own in ratios.values())
+        ratios = [_ratio(tables, task, rate, metric) for task, rate, _ in SHOWN]
+        ranges.append(f"{min(ratios):.1f} to {max(ratios):.1f}")
+    seconds, tokens = ranges
     return (
         f"An update of BranchTrainer takes {seconds} of GRPOTrainer's CPU time, with {tokens} of "
         "its tokens."
     )
+
+
+def _ratio(tables: Tables, task: str, rate: str, metric: str) -> float:
+    """BranchTrainer's mean over GRPOTrainer's."""
+    grpo, branch = (
+        tables.cell("trl", f"{task}: {name}, rate {float(rate):g}", metric).mean
+        for name in TRAINERS
+    )
+    return branch / grpo
 
 
 def small(tables: Tables) -> str:
@@ -117,12 +123,13 @@ def small(tables: Tables) -> str:
         _gain(tables, "count", rate, f"reward at {tokens} tokens")
         for rate, tokens in (("3e-4", 60_000), ("1e-3", 20_000))
     ]
+    share = statistics.mean(_ratio(tables, "sort", rate, "tokens") for rate in rates)
     decided = [rate for rate, *gains in zip(rates, early, after, strict=True) if _any(gains)]
     rest = f"decided at {listed(decided)}" if decided else "undecided"
     return (
         "BranchTrainer less GRPOTrainer, with Welch's 95% interval:\n\n"
         f"- sort, 60,000 tokens, rates {listed(rates)}: {_signed(late)}. At 30,000, and on 2,000 "
-        f"fresh questions after all 120 updates, with 0.8 of the tokens, it is {rest}.\n"
+        f"fresh questions after all 120 updates, with {share:.1f} of the tokens, it is {rest}.\n"
         f"- count, 60,000 tokens (3e-4) and 20,000 (1e-3): {_signed(count)}.\n"
         f"- {_update(tables)}"
     )
@@ -158,20 +165,19 @@ def smollm2(tables: Tables) -> str:
         return "Not run for both trainers yet."
     tokens = min(sum(each[0] for each in run["curve"]) for run in record["runs"])
     seconds = min(run["curve"][-1][2] for run in record["runs"])
+
+    def row(name: str, measure: Callable[[Run], float], form: str = "{:.3f}") -> list[str]:
+        """Mean and standard deviation over each trainer's runs."""
+        return _row(name, [[measure(run) for run in own] for own in runs.values()], form)
+
     rows = [
         ["seeds", *(str(len(own)) for own in runs.values())],
-        _row("accuracy before", [[run["before"] for run in own] for own in runs.values()]),
-        _row("accuracy after", [[run["after"] for run in own] for own in runs.values()]),
-        _row(
-            f"reward at {tokens:,.0f} tokens",
-            [[reward_at(run, tokens=tokens) for run in own] for own in runs.values()],
-        ),
-        _row(
-            f"reward at {seconds:.0f} s",
-            [[reward_at(run, seconds=seconds) for run in own] for own in runs.values()],
-        ),
-        _row("updates", [[len(run["curve"]) for run in own] for own in runs.values()], "{:.0f}"),
-        _row("tokens", [[run["tokens"] for run in own] for own in runs.values()], "{:,.0f}"),
+        row("accuracy before", lambda run: run["before"]),
+        row("accuracy after", lambda run: run["after"]),
+        row(f"reward at {tokens:,.0f} tokens", lambda run: reward_at(run, tokens=tokens)),
+        row(f"reward at {seconds:.0f} s", lambda run: reward_at(run, seconds=seconds)),
+        row("updates", lambda run: len(run["curve"]), "{:.0f}"),
+        row("tokens", lambda run: run["tokens"], "{:,.0f}"),
     ]
     words = f"\n{record['hardware']}, {record['trainings at once']} trainings at once; commit "
     return (
@@ -180,9 +186,7 @@ def smollm2(tables: Tables) -> str:
     )
 
 
-def reward_at(
-    run: dict[str, Any], *, tokens: float | None = None, seconds: float | None = None
-) -> float:
+def reward_at(run: Run, *, tokens: float | None = None, seconds: float | None = None) -> float:
     """The mean reward of the last updates that ended within so many tokens or seconds."""
     spent = itertools.accumulate(each[0] for each in run["curve"])
     within = [
@@ -194,7 +198,7 @@ def reward_at(
     return statistics.mean(within[-SMOOTH:] or [run["curve"][0][1]])
 
 
-def _row(name: str, several: Sequence[Sequence[float]], form: str = "{:.3f}") -> list[str]:
+def _row(name: str, several: Sequence[Sequence[float]], form: str) -> list[str]:
     """Mean and standard deviation of each trainer."""
     cells = []
     for values in several:
