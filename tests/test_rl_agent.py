@@ -24,7 +24,10 @@ from arsm.rl import (
     PolicyGradient,
     Settings,
     Value,
+    training,
 )
+from arsm.rl.play import EpisodeBranches
+from arsm.rl.streams import Tape
 from tests.test_rl_environments import Walk
 from tests.test_rl_rollouts import Failing
 
@@ -53,6 +56,33 @@ METHODS = [
     Value(branch=arsm.RLOO(2), every=4, cut=3),
     Value(branch=arsm.ARSM(), every=4, cut=None, where="random"),
 ]
+
+
+@pytest.mark.parametrize("common", [False, True])
+def test_rollouts_share_the_true_episodes_noise_only_on_request(
+    common: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise that already chose the actions before a branch would bias its rollout."""
+    agent = one_by_one("CartPole-v1", horizon=40, budget=4, common_random_numbers=common)
+    keys, branched = [], []
+
+    def tape(key: int, *rest: Any) -> Tape:
+        keys.append(key)
+        return Tape(key, *rest)
+
+    def play(policy: Any, branches: EpisodeBranches) -> EpisodeBranches:
+        branched.append(branches)
+        return own(policy, branches)
+
+    own = agent._play
+    monkeypatch.setattr(training, "Tape", tape)
+    monkeypatch.setattr(agent, "_play", play)
+    agent.learn(episodes=3)
+    assert len(keys) == len(branched) == 3
+    for key, branches in zip(keys, branched, strict=True):
+        assert branches.key != key
+        assert branches.shared == (key if common else None)
+    assert len({*keys, *(branches.key for branches in branched)}) == 6
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)

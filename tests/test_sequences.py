@@ -278,6 +278,44 @@ def test_backed_up_returns_are_those_of_the_definition() -> None:
     assert not torch.equal(found, batch.returns)
 
 
+def test_returns_are_the_reward_less_all_later_costs() -> None:
+    """R - kl sum_{s >= t} (ln p - ln p_reference), token by token."""
+    setting = SETTINGS["kl"]
+    prompts, _ = setting.prompts(7)
+    model, reference = setting.model(7), setting.reference(7)
+    seen: list[sequences.Batch] = []
+
+    class Watched(Group):
+        def credit(self, batch: sequences.Batch) -> sequences.TokenCredit:
+            seen.append(batch)
+            return super().credit(batch)
+
+    out = sequences.estimate(
+        Watched(2),
+        model,
+        prompts,
+        reward,
+        max_tokens=3,
+        eos=2,
+        temperature=0.8,
+        reference=reference,
+        kl=0.4,
+        generator=torch.Generator().manual_seed(1),
+    )
+    (batch,) = seen
+    log_p, of_reference = (
+        (each.logits(batch.prompts, batch.tokens) / 0.8)
+        .log_softmax(-1)
+        .gather(-1, batch.tokens.unsqueeze(-1))
+        .squeeze(-1)
+        for each in (model, reference)
+    )
+    cost = 0.4 * (log_p - of_reference).masked_fill(~batch.mask, 0)
+    for t in range(3):
+        expected = out.rewards.flatten() - cost[:, t:].sum(-1)
+        torch.testing.assert_close(batch.returns[:, t], expected)
+
+
 @pytest.mark.parametrize("capped", [False, True])
 def test_a_budget_of_the_whole_call_is_unbiased(capped: bool) -> None:
     setting = SETTINGS["ends"]
