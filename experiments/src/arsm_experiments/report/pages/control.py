@@ -129,8 +129,9 @@ def _longest(tables: Tables) -> str:
     above = all(numbers["its median"] > cell(tables, task, r, "its median").mean for r in RIVALS)
     beside = ", above both rivals'," if above else ""
     return (
-        f"{numbers['CPU seconds']:,.0f} it plays {numbers['episodes']:.0f}, its median is "
-        f"{median(tables, task, LONGEST)}{beside} and {passes(tables, task, LONGEST)} seeds pass"
+        f"{numbers['CPU seconds']:,.0f} seconds it plays {numbers['episodes']:.0f} episodes, its "
+        f"median is {median(tables, task, LONGEST)}{beside} and the line is passed by "
+        f"{passes(tables, task, LONGEST)} seeds"
     )
 
 
