@@ -122,7 +122,7 @@ def test_only_names_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_only_may_name_a_group() -> None:
     plan = Reproduce(scale="full", only="conditional/sampled,vae/precision-fresh").plan()
     assert {each.name for each in plan} == {"sampled", "precision-fresh"}
-    assert len(plan) == 10
+    assert len(plan) == 11
 
 
 def test_what_an_experiment_builds_on_belongs_to_it() -> None:

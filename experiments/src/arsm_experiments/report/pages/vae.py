@@ -103,10 +103,11 @@ def table(tables: Tables) -> str:
         row = ROWS[name]
         test = cell(tables, row)
         chose = "*" if cell(tables, row, CHOSE).mean else ""
+        shorter = "†" if tables.find("vae", f"VAE, {row}", TRIAL_EPOCHS) else ""
         rows.append(
             [
                 name,
-                f"{test.seeds}{chose}",
+                f"{test.seeds}{chose}{shorter}",
                 f"{cell(tables, row, 'evaluations, last epoch').mean:.0f}",
                 f"{test.mean:.1f} ± {test.std:.1f}",
                 test.paper,
@@ -122,31 +123,37 @@ def shown(tables: Tables) -> list[str]:
 
 
 def note(tables: Tables) -> str:
-    """What the table's ± and * mean, and whose rate was chosen by shorter trials."""
+    """What the table's ±, * and † mean."""
     told = ["± is the standard deviation over seeds."]
     if any(cell(tables, ROWS[name], CHOSE).mean for name in shown(tables)):
         told.append("\\* One of the seeds chose the rate, which flatters it; elsewhere none did.")
     else:
         told.append("No seed chose a rate.")
-    shorter = {
-        name: found.mean
+    shorter = [
+        found.mean
         for name in shown(tables)
         if (found := tables.find("vae", f"VAE, {ROWS[name]}", TRIAL_EPOCHS))
-    }
+    ]
     if shorter:
-        words = [f"{name} ({epochs:.0f})" for name, epochs in shorter.items()]
-        told.append(f"Rates were chosen in fewer epochs than 1,000 for {'; '.join(words)}.")
+        told.append(
+            f"† The rate was chosen in {min(shorter):.0f} to {max(shorter):.0f} epochs instead of "
+            "1,000 ([which](HISTORY.md))."
+        )
     return " ".join(told)
 
 
 def trials(tables: Tables) -> str:
-    """The first seed's best validation at every rate that was tried."""
+    """The first seed's best validation at every rate that was tried, and in how many epochs."""
     names = {_without_epochs(f"VAE, {row}"): name for name, row in ROWS.items()}
     found: dict[str, dict[str, float]] = {}
+    epochs: dict[str, str] = {}
     for line in tables.lines("vae/table.csv"):
         name = names.get(_without_epochs(line["row"]))
         if name and line["metric"].startswith(TRIAL):
             found.setdefault(name, {})[line["metric"].removeprefix(TRIAL)] = float(line["mean"])
+            epochs.setdefault(name, _epochs_of(line["row"]))
+        elif name and line["metric"] == TRIAL_EPOCHS:
+            epochs[name] = f"{float(line['mean']):.0f}"
     rates = sorted({rate for own in found.values() for rate in own}, key=float)
     rows = []
     for name in filter(found.__contains__, ROWS):
@@ -154,8 +161,14 @@ def trials(tables: Tables) -> str:
         losses = [found[name].get(rate) for rate in rates]
         words = ["" if loss is None else f"{loss:.1f}" for loss in losses]
         marked = [f"**{w}**" if loss == best else w for w, loss in zip(words, losses, strict=True)]
-        rows.append([name, *marked])
-    return markdown(["", *rates], rows)
+        rows.append([name, epochs[name], *marked])
+    return markdown(["", "epochs", *rates], rows)
+
+
+def _epochs_of(row: str) -> str:
+    """The epochs that a row's label names; those of the paper's protocol otherwise."""
+    named = re.search(r", epochs (\d+)", row)
+    return named[1] if named else "1000"
 
 
 def _without_epochs(row: str) -> str:
