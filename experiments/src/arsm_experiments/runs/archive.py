@@ -19,6 +19,8 @@ from arsm_experiments.runs.files import RunError, write_atomically
 
 SUFFIX = ".tar.xz"
 KEPT = ("config.json", "metrics.jsonl")
+PACKING = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}
+"""Without position bits: text, unlike machine code, is not aligned."""
 BY_COLUMN = "metrics.columns"
 """An archive's form of metrics.jsonl."""
 DIGITS = 8
@@ -159,5 +161,5 @@ def write_archive(path: Path, runs: Mapping[str, Files]) -> None:
                 member = tarfile.TarInfo(f"{run}/{name}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
-    packed = lzma.compress(content.getvalue(), preset=9 | lzma.PRESET_EXTREME)
+    packed = lzma.compress(content.getvalue(), filters=[PACKING])
     write_atomically(path, lambda file: file.write(packed))
