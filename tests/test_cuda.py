@@ -53,6 +53,39 @@ def test_the_gpu_gives_the_numbers_of_the_cpu(entry: Entry) -> None:
         torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("words", ["rloo:samples=46,live=1", "arsm:pooled=True"])
+def test_a_compiled_stack_finds_equal_queries(words: str, replicas: int) -> None:
+    """Two layers whose samples hardly differ: a few of 46 queries are distinct, in a compiled step
+    of several replicas too, where most of them once went unnoticed.
+    """
+    estimator = arsm.estimator(words)
+    rows, variables, categories = 200, 20, 10
+    generator = torch.Generator().manual_seed(0)
+    top = 60 * torch.randn(replicas, rows, variables, categories, generator=generator).cuda()
+    size = variables * categories
+    weights = 15 * torch.randn(replicas, size, size, generator=generator).cuda()
+
+    def distinct(top: Tensor, weights: Tensor) -> Tensor:
+        def below(zs: list[Tensor], top: Tensor) -> Tensor:
+            one_hot = arsm.one_hot(zs[0], categories).flatten(1)
+            return (one_hot @ weights).unflatten(-1, (variables, categories))
+
+        made = arsm.estimate_layers(
+            estimator,
+            [lambda zs, top: top, below],
+            lambda zs, logits, top: zs[1].sum(-1).float(),
+            top,
+            evaluation="dense",
+            max_rows=None,
+        )
+        return torch.stack([layer.info["distinct"].float().mean() for layer in made.layers])
+
+    stacked = torch.vmap(distinct, randomness="different")
+    compiled = torch.compile(stacked, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(top, weights), stacked(top, weights), rtol=0.1, atol=0.3)
+
+
 def test_pseudo_actions_are_the_same_on_both() -> None:
     logits = torch.randn(300, 4, 20, generator=torch.Generator().manual_seed(0))
     log_pi = dirichlet(logits, torch.Generator().manual_seed(1))

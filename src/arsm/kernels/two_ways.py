@@ -13,7 +13,7 @@ from arsm.kernels import FEW
 
 SORTED = 1 << 12
 """Up to this many numbers, one sort takes less time than launching three reductions."""
-PAIRS_EAGER = 8
+PAIRS_EAGER = 16
 """Eager code compares up to this many queries in pairs, and sorts more: M^2 comparisons
 need M^2 memory.
 """
@@ -81,10 +81,17 @@ def four_at_once(points: Tensor) -> Tensor:
 def first_equal(code: Tensor) -> Tensor:
     """The number of the first query of each row with the same code: [M, *B] -> [M, *B] int64."""
     most = PAIRS_COMPILED if torch.compiler.is_compiling() else PAIRS_EAGER
-    if code.shape[0] <= most:
-        return (code.unsqueeze(1) == code).byte().argmax(1)
+    queries = code.shape[0]
+    others = (1,) * (code.ndim - 1)
+    if queries <= most:
+        # Numbered downwards, so that the largest number belongs to the first. An argmax of the
+        # flags takes up to 25 times as long on a CPU, and is the suspect for equal queries that
+        # compiled steps of several replicas have missed on a GPU.
+        number = torch.arange(queries, 0, -1, device=code.device, dtype=torch.int8)
+        last = ((code.unsqueeze(1) == code) * number.view(-1, *others)).amax(1)
+        return queries - last.long()
     # equal codes become neighbours, in the order of their numbers as the sort is stable
-    number = torch.arange(code.shape[0], device=code.device).view(-1, *(1,) * (code.ndim - 1))
+    number = torch.arange(queries, device=code.device).view(-1, *others)
     ordered, order = code.sort(dim=0, stable=True)
     starts = torch.where(ordered[1:] == ordered[:-1], 0, number[1:])
     first = order.gather(0, torch.cat([torch.zeros_like(order[:1]), starts]).cummax(0).values)
