@@ -99,8 +99,8 @@ def _toy(tables: Tables) -> list[Claim]:
 
 def _vae(tables: Tables) -> list[Claim]:
     def calls(row: str) -> str:
-        mean = vae.cell(tables, row, "evaluations, last epoch").mean
-        return f"{mean:.0f} f call{'s' * (round(mean) != 1)}"
+        count = vae.f_calls(tables, row)
+        return f"{count} f call{'s' * (count != '1')}"
 
     def number(task: str, name: str, row: str, *, first: bool = False) -> Claim:
         ours = vae.cell(tables, row)
@@ -132,10 +132,10 @@ def _vae(tables: Tables) -> list[Claim]:
         number("VAE", "straight-through Gumbel-Softmax", vae.STRAIGHT),
         Claim(
             "VAE",
-            "ARSM ahead of straight-through Gumbel-Softmax, nats",
+            "ARSM's lead on straight-through Gumbel-Softmax, nats",
             "9.7",
             f"{ahead.text}",
-            "its rival 1 f call",
+            "rival: 1 f call",
             "reproduced" if ahead.decided and ahead.mean > 0 else "not reproduced",
             first=True,
         ),
@@ -157,11 +157,37 @@ def _vae(tables: Tables) -> list[Claim]:
             "reproduced" if abs(many - 1) <= NEAR else "not reproduced",
         ),
         two_layers._replace(ours=two_layers.ours + one_rate),
+        *_ahead_on_two_layers(tables),
         number(
             "Two-layer VAE",
             "Gumbel-Softmax, authors' settings",
-            vae.ROWS["two layers: straight-through, authors' settings"],
+            vae.ROWS[f"two layers: {vae.AUTHORS}"],
         ),
+    ]
+
+
+def _ahead_on_two_layers(tables: Tables) -> list[Claim]:
+    """ARSM beside straight-through Gumbel-Softmax, whose settings are those of one layer; the
+    paper's difference is that of its table.
+    """
+    name = "straight-through Gumbel-Softmax"
+    found = vae.ran(tables, {name: vae.TWO_LAYERS[name]})
+    if not found:
+        return []
+    ahead = welch(found[name], vae.cell(tables, vae.ALGORITHM_2))
+    theirs = [
+        float(vae.cell(tables, row).paper)
+        for row in (vae.ROWS[f"two layers: {vae.AUTHORS}"], vae.ALGORITHM_2)
+    ]
+    return [
+        Claim(
+            "Two-layer VAE",
+            f"ARSM's lead on {name}, nats",
+            f"{theirs[0] - theirs[1]:.1f}",
+            ahead.text,
+            "rival: 1 f call",
+            "reproduced" if ahead.decided and ahead.mean > 0 else "not reproduced",
+        )
     ]
 
 
@@ -193,11 +219,11 @@ def _conditional(tables: Tables) -> list[Claim]:
         ),
         Claim(
             "Half a digit",
-            "ARSM ahead of straight-through Gumbel-Softmax, nats",
+            "ARSM's lead on straight-through Gumbel-Softmax, nats",
             "1.4",
             f"{-behind.mean:.1f} ({-behind.mean - behind.half:.1f} to "
             f"{-behind.mean + behind.half:.1f}), {images}",
-            "its rival 1 f call",
+            "rival: 1 f call",
             "reproduced" if behind.decided and behind.mean < 0 else "not reproduced",
             first=True,
         ),
