@@ -187,6 +187,7 @@ def _ahead_on_two_layers(tables: Tables) -> list[Claim]:
             ahead.text,
             "rival: 1 f call",
             "reproduced" if ahead.decided and ahead.mean > 0 else "not reproduced",
+            first=True,
         )
     ]
 
