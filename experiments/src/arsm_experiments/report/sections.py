@@ -7,9 +7,9 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -23,7 +23,9 @@ from arsm_experiments.report.welch import student_quantile
 from arsm_experiments.runs.provenance import short_commit
 from arsm_experiments.runs.reader import Record
 
-COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
+ORIGIN = ("seconds", "hardware", "commit")
+"""Columns of a table.csv that stand in the first line of a row, and hold for its others."""
+COLUMNS: tuple[str, ...] = ("row", "metric", "mean", "std", "seeds", "paper", *ORIGIN)
 
 Verdict = Literal["better", "worse", "undecided", "noise unknown", "not like for like"]
 """Our number compared with the paper's: "better" or "worse" if seeds alone do not explain the
@@ -223,26 +225,35 @@ def print_results(console: Console, section: Section) -> None:
 
 
 def results_csv(sections: Iterable[Section]) -> str:
-    """All results as table.csv. Seconds, hardware and commit stand in the first line of a row, and
-    hold for its others.
-    """
+    """All results as table.csv."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    said = None
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
     for section in sections:
-        for r in (*section.results, *section.trials):
-            row = f"{section.title}: {r.row}"
-            session = r.record.sessions[-1]
-            spread = "" if r.std is None else f"{r.std:.6g}"
-            paper = "" if r.paper is None else f"{r.paper:g}"
-            where = (
-                f"{r.record.seconds:.1f}",
-                session["hardware"],
-                short_commit(session["commit"]),
-            )
-            again = said == (row, where)
-            said = row, where
-            numbers = (f"{r.mean:.6g}", spread, len(r.values), paper)
-            writer.writerow((row, r.metric, *numbers, *(("",) * len(where) if again else where)))
+        lines = (_line(section.title, result) for result in (*section.results, *section.trials))
+        writer.writerows(origin_once(lines))
     return out.getvalue()
+
+
+def _line(title: str, result: Result) -> dict[str, Any]:
+    session = result.record.sessions[-1]
+    return {
+        "row": f"{title}: {result.row}",
+        "metric": result.metric,
+        "mean": f"{result.mean:.6g}",
+        "std": "" if result.std is None else f"{result.std:.6g}",
+        "seeds": len(result.values),
+        "paper": "" if result.paper is None else f"{result.paper:g}",
+        "seconds": f"{result.record.seconds:.1f}",
+        "hardware": session["hardware"],
+        "commit": short_commit(session["commit"]),
+    }
+
+
+def origin_once(lines: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The lines of a table.csv with their origin in the first line of each row alone."""
+    before: Mapping[str, Any] = {}
+    for line in lines:
+        same = all(line[key] == before.get(key) for key in ("row", *ORIGIN))
+        before = line
+        yield {**line, **dict.fromkeys(ORIGIN, "")} if same else dict(line)

@@ -18,10 +18,11 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from arsm_experiments.report.sections import COLUMNS, origin_once
 from arsm_experiments.runs.archive import KEPT, read_archive, write_archive
 from arsm_experiments.runs.lines import parse as parse_lines
 from arsm_experiments.runs.lines import read as read_lines
@@ -59,19 +60,6 @@ from arsm_experiments.sequences.noise import FRESH
 from arsm_experiments.sequences.trials import EXPERIMENT, TRIAL
 
 RESULTS = Path("results/language_model")
-COLUMNS: tuple[str, ...] = (
-    "row",
-    "metric",
-    "mean",
-    "std",
-    "seeds",
-    "paper",
-    "seconds",
-    "hardware",
-    "commit",
-)
-WHERE = ("seconds", "hardware", "commit")
-"""What the first line of a row says for all of them."""
 FINAL = "final accuracy"
 COST = "variance x tokens, thousands"
 RATIO = "variance x tokens / best rival"
@@ -158,7 +146,7 @@ def write(folder: Path) -> str:
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(said_once(rows))
+        writer.writerows(origin_once(rows))
     words = []
     if levels:
         draw_noise(latest(levels), folder / "noise.png")
@@ -170,15 +158,6 @@ def write(folder: Path) -> str:
     elif runs:
         draw_trials(runs, folder / "trials.png")
     return "\n".join(words)
-
-
-def said_once(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows with seconds, hardware and commit in the first line of each, as in all tables."""
-    before: dict[str, Any] = {}
-    for row in rows:
-        same = all(row[key] == before.get(key) for key in ("row", *WHERE))
-        before = row
-        yield row | dict.fromkeys(WHERE, "") if same else row
 
 
 def _noise_rows(name: str, noise: list[Noise], lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from arsm_experiments.palette import save
+from arsm_experiments.report.sections import COLUMNS
 from arsm_experiments.runs import lines
 from arsm_experiments.runs.archive import read_archive, write_archive
 from arsm_experiments.runs.reader import FORMAT, Record, make_record
@@ -38,7 +39,6 @@ Records = dict[str, Record]
 Runs = dict[str, dict[int, Run]]
 """Training runs by method and seed."""
 RESULTS = Path("results/sequences")
-COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
 TASKS = {
     "spelling": "spell_backward",
     "spiral": "spiral_matrix",

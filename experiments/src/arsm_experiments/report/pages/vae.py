@@ -211,29 +211,26 @@ def finding(tables: Tables) -> str:
 def _precisions(tables: Tables) -> str:
     """The precisions whose seeds are shown as one."""
     rows = arsm_rows(tables)
-    means = [f"{cell(tables, row).mean:.1f} ({PRECISION[name]})" for name, row in rows.items()]
+    means = {
+        name: f"{cell(tables, row).mean:.1f} ({PRECISION[name]})" for name, row in ARSM.items()
+    }
+    own = listed([means[name] for name in rows])
     if rows == ARSM:
         # rivals have bfloat16
         apart = welch(cell(tables, ARSM["ARSM, f in bfloat16"]), cell(tables, STRAIGHT))
         return (
-            f"ARSM's seeds are those of three precisions, whose means are {listed(means)}; with "
+            f"ARSM's seeds are those of three precisions, whose means are {own}; with "
             f"bfloat16 in both rows it is {apart.text}."
         )
     if len(rows) == 1:
-        told = listed(
-            [
-                f"{cell(tables, row).mean:.1f} ({PRECISION[name]})"
-                for name, row in ARSM.items()
-                if name not in rows
-            ]
-        )
+        others = listed([means[name] for name in ARSM if name not in rows])
         return (
-            f"ARSM's seeds, {means[0]}, chose nothing; at other precisions, where one seed of "
-            f"three chose the rate, it has {told}."
+            f"ARSM's seeds, {own}, chose nothing; at other precisions, where one seed of "
+            f"three chose the rate, it has {others}."
         )
     first, second = (cell(tables, row) for row in rows.values())
     return (
-        f"ARSM's seeds, which chose nothing, are those of two precisions, {listed(means)}: "
+        f"ARSM's seeds, which chose nothing, are those of two precisions, {own}: "
         f"{welch(first, second).text} apart."
     )
 
