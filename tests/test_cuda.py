@@ -83,7 +83,9 @@ def test_a_compiled_stack_finds_equal_queries(words: str, replicas: int) -> None
 
     stacked = torch.vmap(distinct, randomness="different")
     compiled = torch.compile(stacked, fullgraph=True, dynamic=False)
-    torch.testing.assert_close(compiled(top, weights), stacked(top, weights), rtol=0.1, atol=0.3)
+    found = compiled(top, weights)
+    assert found.max() < 10
+    torch.testing.assert_close(found, stacked(top, weights), rtol=0.1, atol=0.3)
 
 
 def test_pseudo_actions_are_the_same_on_both() -> None:

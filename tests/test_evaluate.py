@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import arsm
 from arsm.distinct import share
 from arsm.evaluate import evaluate, with_context
-from arsm.kernels.two_ways import PAIRS_COMPILED
+from arsm.kernels.two_ways import PAIRS_COMPILED, first_three
 from arsm.question import Evaluation, Question
 from arsm.references import ReferenceNoise, by_category
 from arsm.types import Queries
@@ -43,6 +43,17 @@ def test_share_compiled_finds_the_same(queries: int) -> None:
     points = torch.randint(0, 2, (queries, 3, 4), generator=torch.Generator().manual_seed(queries))
     compiled = torch.compile(share, fullgraph=True, dynamic=False, backend="eager")
     assert torch.equal(compiled(points), share(points))
+
+
+@pytest.mark.parametrize("categories", [127, 128, 300])
+def test_the_first_three_of_many_ties_have_the_lowest_indices(categories: int) -> None:
+    """Small integers number up to 127 categories, wider ones more."""
+    race = torch.full((categories, 64), 2.0)
+    race[[5, categories - 9, categories - 3]] = 1.0
+    values, indices = first_three(race)
+    assert (values == 1).all()
+    assert indices[:, 0].tolist() == [5, categories - 9, categories - 3]
+    assert (indices == indices[:, :1]).all()
 
 
 def test_share_never_merges_what_collides() -> None:

@@ -96,6 +96,14 @@ def test_of_a_finished_training_every_other_measurement_is_kept(tmp_path: Path) 
     assert len(read_runs(tmp_path / "all")[0].metrics) == 14
 
 
+def test_an_archive_has_one_seed_after_the_other(tmp_path: Path) -> None:
+    trained(tmp_path / "runs", 7)
+    Archive(tmp_path / "runs", tmp_path / "kept").run(QUIET)
+    (record,) = read_runs(tmp_path / "kept")
+    places = [(line["seed"], line["step"]) for line in record.metrics]
+    assert places == sorted(places)
+
+
 def test_metrics_by_column_are_the_same_lines() -> None:
     """Some lines have more metrics than others, and some values are not finite."""
     lines = (
