@@ -206,7 +206,7 @@ FULL: tuple[Experiment, ...] = (
     two_layers_fresh("gumbel-softmax:hard=True", rates=(5e-4,)),
     two_layers("rloo:samples=46,live=1"),
     two_layers("arsm:pooled=True"),
-    # as far as the machine's time went: validation had risen since epochs 330 and 460
+    # ended early with the GPU's time: validation had risen since epochs 330 and 460
     two_layers_fresh("rloo:samples=46,live=1", rates=(1e-4,), epochs=460),
     two_layers_fresh("arsm:pooled=True", rates=(1e-4,), epochs=850),
     algorithm2,
