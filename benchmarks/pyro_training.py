@@ -38,8 +38,8 @@ from torch import Tensor, nn
 import arsm
 import arsm.pyro
 from arsm_experiments.data import load_mnist
-from arsm_experiments.report.sections import COLUMNS
 from arsm_experiments.runs.provenance import short_commit
+from arsm_experiments.runs.table import COLUMNS
 from benchmarks import records
 
 RESULTS = Path(__file__).parent.parent / "results" / "pyro"

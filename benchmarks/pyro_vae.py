@@ -40,9 +40,9 @@ import arsm
 import arsm.pyro
 from arsm_experiments.data import load_mnist
 from arsm_experiments.progress import progress_bars
-from arsm_experiments.report.sections import COLUMNS
 from arsm_experiments.runs.files import write_atomically
 from arsm_experiments.runs.provenance import provenance, short_commit
+from arsm_experiments.runs.table import COLUMNS
 from benchmarks.measure import hardware, table
 
 BATCH, HIDDEN, CATEGORIES = 100, 200, 6

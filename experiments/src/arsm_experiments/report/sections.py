@@ -7,7 +7,7 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,10 +22,7 @@ from arsm_experiments.report.findings import finding
 from arsm_experiments.report.welch import student_quantile
 from arsm_experiments.runs.provenance import short_commit
 from arsm_experiments.runs.reader import Record
-
-ORIGIN = ("seconds", "hardware", "commit")
-"""Columns of a table.csv that stand in the first line of a row, and hold for its others."""
-COLUMNS: tuple[str, ...] = ("row", "metric", "mean", "std", "seeds", "paper", *ORIGIN)
+from arsm_experiments.runs.table import COLUMNS, origin_once
 
 Verdict = Literal["better", "worse", "undecided", "noise unknown", "not like for like"]
 """Our number compared with the paper's: "better" or "worse" if seeds alone do not explain the
@@ -248,12 +245,3 @@ def _line(title: str, result: Result) -> dict[str, Any]:
         "hardware": session["hardware"],
         "commit": short_commit(session["commit"]),
     }
-
-
-def origin_once(lines: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The lines of a table.csv with their origin in the first line of each row alone."""
-    before: Mapping[str, Any] = {}
-    for line in lines:
-        same = all(line[key] == before.get(key) for key in ("row", *ORIGIN))
-        before = line
-        yield {**line, **dict.fromkeys(ORIGIN, "")} if same else dict(line)

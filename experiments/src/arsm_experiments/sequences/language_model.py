@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arsm_experiments.report.sections import COLUMNS, origin_once
 from arsm_experiments.runs.archive import KEPT, read_archive, write_archive
 from arsm_experiments.runs.lines import parse as parse_lines
 from arsm_experiments.runs.lines import read as read_lines
 from arsm_experiments.runs.lines import written
+from arsm_experiments.runs.table import COLUMNS, origin_once
 from arsm_experiments.sequences.language_model_figures import (
     draw_noise,
     draw_training,

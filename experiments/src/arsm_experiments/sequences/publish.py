@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from arsm_experiments.palette import save
-from arsm_experiments.report.sections import COLUMNS
 from arsm_experiments.runs import lines
 from arsm_experiments.runs.archive import read_archive, write_archive
 from arsm_experiments.runs.reader import FORMAT, Record, make_record
+from arsm_experiments.runs.table import COLUMNS
 from arsm_experiments.sequences.curves import (
     GOALS,
     Measurement,
