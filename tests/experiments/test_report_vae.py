@@ -360,6 +360,31 @@ def test_fresh_seeds_of_several_commands_are_one_row(tmp_path: Path) -> None:
     assert list(rows_of(running)) == ["arsm (20 epochs)"]
 
 
+def test_three_other_seeds_report_a_row_without_the_one_that_chose(tmp_path: Path) -> None:
+    records = [
+        write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 86.0, 88.0]]),
+        write_run(tmp_path, Vae(rates=(3e-4,)), [[120.0, 87.0, 88.0]]),
+        write_run(
+            tmp_path,
+            Vae(rates=(2e-4,), seeds=(1, 2)),
+            [[120.0, 90.0, 91.0], [120.0, 92.0, 93.0]],
+        ),
+    ]
+    (section,) = vae_sections(records)
+    two = rows_of(section)["arsm"]
+    assert two["validation"].values == [86.0, 90.0, 92.0]
+    assert two["seeds that chose the rate"].values == [1.0]
+    records.append(write_run(tmp_path, Vae(rates=(2e-4,), seeds=(3,)), [[120.0, 94.0, 95.0]]))
+    (section,) = vae_sections(records)
+    three = rows_of(section)["arsm"]
+    assert three["validation"].values == [90.0, 92.0, 94.0]
+    assert three["seeds that chose the rate"].values == [0.0]
+    assert three["learning rates tried"].values == [2.0]
+    assert [result.values for result in section.trials] == [[86.0], [87.0]]
+    (curve,) = section.figures[0].panels[1].views["iteration"]
+    assert list(curve.y) == [120.0, 92.0, 93.0]
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_shorter_trials_choose_the_rate_of_fresh_seeds(tmp_path: Path, known: bool) -> None:
     """`known`: one rate already had several seeds that were trained to the end."""

@@ -180,8 +180,7 @@ FULL: tuple[Experiment, ...] = (
     vae_fresh("rloo:samples=46,live=1", rates=(3e-4,)),
     vae_grid("rloo:samples=46,live=1,ridge=1.0"),
     vae_fresh("rloo:samples=46,live=1,ridge=1.0", rates=(2e-4,)),
-    # rows whose first seed chose their rate: the same rate with seeds that chose nothing, or a third
-    # seed beside two of them
+    # rows whose first seed chose their rate: seeds that chose nothing, or a third one beside two
     one_layer_fresh("relax", rates=(5e-4,)),
     vae_grid("gumbel-softmax:hard=True", rates=(3e-4,), seeds=(3,)),
     vae_grid("ar", rates=(1e-4,), seeds=(3,)),

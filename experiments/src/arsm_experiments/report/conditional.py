@@ -89,7 +89,7 @@ def _test(samples: int) -> str:
 
 def _results(row: Row) -> list[Result]:
     """Results of an estimator at its rate, over all seeds."""
-    record, config = row.chosen, row.chosen.config
+    record, config = row.shown, row.shown.config
     few = config["measure_samples"]
     found = {
         "learning rate": [config["rate"]],

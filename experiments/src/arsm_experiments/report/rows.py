@@ -22,6 +22,8 @@ TRIAL = "validation of the trial at "
 """Followed by the rate: the first seed's best."""
 TRIAL_EPOCHS = "epochs of the trials"
 """If fewer than the row has."""
+ENOUGH = 3
+"""So many other seeds report a row without the one that chose its rate."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,9 @@ class Row:
     paper: Mapping[str, float]
     """The paper's numbers by metric, if it has this row."""
     fresh: Record | None = None
-    """Seeds that were trained after the rate was chosen, if any."""
+    """Seeds that did not choose the rate, if there are enough."""
     parts: Sequence[Record] = ()
-    """The runs of these seeds."""
+    """Their runs, if they ran apart from the grid."""
     tried: int = 1
     """The number of rates that the shown one was chosen from."""
 
@@ -50,8 +52,8 @@ class Row:
 
     @property
     def shown(self) -> Record:
-        """The run of tables and curves: the fresh seeds if any, because the seeds that chose the
-        rate flatter it.
+        """The run of tables and curves: the fresh seeds if any, because the seed that chose the
+        rate flatters it.
         """
         return self.fresh or self.chosen
 
@@ -140,6 +142,8 @@ def make_rows(
         chosen = _choice(rates)
         parts = again.of(chosen)
         seeds = merge_seeds(parts, setting)[0] if parts else None
+        if seeds is None and len(rates) > 1:
+            seeds = _other_seeds(chosen)
         known = _paper(seeds or chosen, paper)
         rows.append(Row(grid, chosen, colour, known, seeds, parts, len(rates)))
     return rows
@@ -208,6 +212,14 @@ def _best(record: Record, until: float = inf) -> float:
     """The first seed's best validation."""
     _, curve = sorted(record.by_seed("validation").items())[0]
     return min(loss for step, loss in curve.items() if step <= until)
+
+
+def _other_seeds(record: Record) -> Record | None:
+    """The run without its first seed, which chose the rate; None if too few others are left."""
+    others = sorted(record.by_seed("validation"))[1:]
+    if len(others) < ENOUGH:
+        return None
+    return replace(record, metrics=[line for line in record.metrics if line["seed"] in others])
 
 
 def _choice(grid: Sequence[Record]) -> Record:
