@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from arsm.rl.play import EpisodeBranches, play_episodes
 from arsm.rl.policies import Perceptron, Policy
 from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
-from arsm_experiments.runs.provenance import provenance
+from benchmarks import records
 from benchmarks.measure import interleaved, seconds, table
 
 WINDOW = 100
@@ -41,7 +40,6 @@ REPEATS = 10
 ALONE = 1000
 """Steps of an emulator on its own, too few to end a game."""
 RIVAL = "Stable-Baselines3's A2C, tuned"
-PLACE = ("hardware", "commit", "torch")
 
 
 def paper(**changes: Any) -> Settings:
@@ -370,11 +368,8 @@ def solve(task: Task, name: str, seed: int, out: Path | None) -> Solved:
 
 def append(out: Path | None, line: dict[str, Any]) -> None:
     """Append a line to a file, if there is one, with commit and hardware."""
-    if out is None:
-        return
-    place = {key: value for key, value in provenance("cpu").items() if key in PLACE}
-    with out.open("a") as file:
-        file.write(json.dumps({**line, **place}) + "\n")
+    if out is not None:
+        records.add(out, {**line, **records.place()})
 
 
 def solving(tasks: Sequence[Task] = TASKS, seeds: int = 3, out: Path | None = None) -> None:

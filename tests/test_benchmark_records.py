@@ -105,7 +105,6 @@ JSON_ELSEWHERE = {
     "benchmarks/agents_report.py",
     "benchmarks/decoding.py",
     "benchmarks/real_model.py",
-    "benchmarks/rl.py",
     "benchmarks/update.py",
 }
 

@@ -237,7 +237,7 @@ def long_runs(tables: Tables) -> str:
 
 def speed_lines(tables: Tables) -> list[dict[str, Any]]:
     """The lines of `benchmarks.rl`."""
-    return lines.read(tables.results / "agents/speed.jsonl")
+    return lines.read(tables.results / "agents/speed.jsonl.xz")
 
 
 def to_the_line(tables: Tables) -> tuple[dict[str, float], dict[str, str]]:
