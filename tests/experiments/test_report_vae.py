@@ -383,6 +383,27 @@ def test_three_other_seeds_report_a_row_without_the_one_that_chose(tmp_path: Pat
     assert [result.values for result in section.trials] == [[86.0], [87.0]]
     (curve,) = section.figures[0].panels[1].views["iteration"]
     assert list(curve.y) == [120.0, 92.0, 93.0]
+    # the seed that chose ran in a command of its own, whose seconds do not count
+    assert three["seconds"].values == [sum(record.seconds for record in records[2:])]
+
+
+def test_a_row_of_several_commands_names_all_their_machines_and_has_no_place_in_time(
+    tmp_path: Path,
+) -> None:
+    records = [write_run(tmp_path, Vae(seeds=(seed,)), [[120.0, 86.0, 88.0]]) for seed in (0, 1, 2)]
+    places = (("one", "a" * 40), ("another", "b" * 40), ("one", "a" * 40))
+    records = [
+        replace(record, sessions=[{**record.sessions[0], "hardware": machine, "commit": commit}])
+        for record, (machine, commit) in zip(records, places, strict=True)
+    ]
+    (section,) = vae_sections(records)
+    assert section.figures[0].panels[0].views["iteration"]
+    assert not section.figures[0].panels[0].views["second"]
+    first = next(csv.DictReader(results_csv([section]).splitlines()))
+    assert first["hardware"] == "another; one"
+    assert first["commit"] == f"{'a' * 10}; {'b' * 10}"
+    (section,) = vae_sections([records[0], records[2]])
+    assert section.figures[0].panels[0].views["second"]
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -488,7 +509,11 @@ def test_the_page_and_the_table_have_all_commands_of_a_row(tmp_path: Path) -> No
     test = table["VAE, 1 layer: arsm", "test"]
     assert (test["mean"], test["std"], test["seeds"]) == ("87.5", "1", "3")
     first_line = table["VAE, 1 layer: arsm", "learning rate"]
-    assert (first_line["hardware"], first_line["commit"]) == ("another machine", "another commit")
+    own = first.sessions[-1]
+    assert first_line["hardware"] == f"{own['hardware']}; another machine"
+    assert first_line["commit"] == "; ".join(
+        sorted({short_commit(own["commit"]), short_commit("another commit")})
+    )
     assert (test["hardware"], test["commit"]) == ("", ""), "they stand in the first line"
     assert "The paper also has, for test, without a run of ours: REINFORCE 127.6" in section.text
     assert "arsm 86.7" not in section.text

@@ -143,7 +143,7 @@ def make_rows(
         parts = again.of(chosen)
         seeds = merge_seeds(parts, setting)[0] if parts else None
         if seeds is None and len(rates) > 1:
-            seeds = _other_seeds(chosen)
+            seeds = _other_seeds([run for run in shown if alike(run) == alike(chosen)])
         known = _paper(seeds or chosen, paper)
         rows.append(Row(grid, chosen, colour, known, seeds, parts, len(rates)))
     return rows
@@ -214,12 +214,15 @@ def _best(record: Record, until: float = inf) -> float:
     return min(loss for step, loss in curve.items() if step <= until)
 
 
-def _other_seeds(record: Record) -> Record | None:
-    """The run without its first seed, which chose the rate; None if too few others are left."""
-    others = sorted(record.by_seed("validation"))[1:]
-    if len(others) < ENOUGH:
-        return None
-    return replace(record, metrics=[line for line in record.metrics if line["seed"] in others])
+def _other_seeds(runs: Sequence[Record]) -> Record | None:
+    """The seeds of one rate besides the first, which chose it; None if too few are left."""
+    first = min(line["seed"] for run in runs for line in run.metrics)
+    others = [
+        replace(run, metrics=[line for line in run.metrics if line["seed"] != first])
+        for run in runs
+    ]
+    merged = merge_seeds([run for run in others if run.metrics], alike=lambda run: run.label)
+    return merged[0] if merged and _seeds(merged[0]) >= ENOUGH else None
 
 
 def _choice(grid: Sequence[Record]) -> Record:

@@ -233,7 +233,7 @@ def results_csv(sections: Iterable[Section]) -> str:
 
 
 def _line(title: str, result: Result) -> dict[str, Any]:
-    session = result.record.sessions[-1]
+    sessions = result.record.sessions
     return {
         "row": f"{title}: {result.row}",
         "metric": result.metric,
@@ -242,6 +242,6 @@ def _line(title: str, result: Result) -> dict[str, Any]:
         "seeds": len(result.values),
         "paper": "" if result.paper is None else f"{result.paper:g}",
         "seconds": f"{result.record.seconds:.1f}",
-        "hardware": session["hardware"],
-        "commit": short_commit(session["commit"]),
+        "hardware": "; ".join(sorted({session["hardware"] for session in sessions})),
+        "commit": "; ".join(sorted({short_commit(session["commit"]) for session in sessions})),
     }

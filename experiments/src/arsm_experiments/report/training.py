@@ -76,9 +76,10 @@ def figures(
             objective,
             f"Lines are means over seeds, bands the 10th to 90th percentile{dotted}; the scale is "
             f"logarithmic.{cut}{again} All seeds and learning rates of a command train together, "
-            "so seconds are for all of them, with compilation; the axis has the mean over seeds. "
-            "Evaluations are distinct evaluations of f on all images so far; for a relaxing "
-            "estimator each one includes a gradient of f.",
+            "so seconds are for all of them, with compilation; the axis has the mean over seeds, "
+            "and no row whose seeds ran on different machines. Evaluations are distinct "
+            "evaluations of f on all images so far; for a relaxing estimator each one includes a "
+            "gradient of f.",
             [
                 _panel(rows, title, part, log=True, ceiling=ceiling)
                 for part, title in titles.items()
@@ -124,7 +125,8 @@ def _evaluations(record: Record) -> list[float]:
     return list(accumulate(count * number for count, number in zip(each, images, strict=True)))
 
 
-AXES: dict[str, Places] = {"iteration": _steps, "second": _seconds, "evaluation of f": _evaluations}
+SECOND = "second"
+AXES: dict[str, Places] = {"iteration": _steps, SECOND: _seconds, "evaluation of f": _evaluations}
 FILES = ("iterations", "seconds", "evaluations")
 
 
@@ -136,7 +138,9 @@ def _panel(
     ]
     views = {
         axis: [
-            band(row.name, row.colour, places(row.shown), values(row.shown, key)) for row in below
+            band(row.name, row.colour, places(row.shown), values(row.shown, key))
+            for row in below
+            if axis != SECOND or _one_machine(row.shown)
         ]
         for axis, places in AXES.items()
     }
@@ -146,6 +150,11 @@ def _panel(
         if key in row.paper
     ]
     return Panel(title, views, log="y" if log else "", ceiling=ceiling, levels=levels)
+
+
+def _one_machine(record: Record) -> bool:
+    """Whether all seeds ran on machines of one kind."""
+    return len({session["hardware"] for session in record.sessions}) == 1
 
 
 def _ceiling(rows: Sequence[Row]) -> float | None:
