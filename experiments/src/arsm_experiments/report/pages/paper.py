@@ -153,7 +153,7 @@ def _two_layers(tables: Tables) -> list[Claim]:
     # the paper chose among five
     one_rate = ", one rate" * (vae.cell(tables, vae.ALGORITHM_2, TRIED).mean == 1)
     found = [ours._replace(ours=ours.ours + one_rate)]
-    straight = vae.ran(tables, vae.TWO_LAYERS).get("straight-through Gumbel-Softmax")
+    straight = vae.two_layers(tables).get("straight-through Gumbel-Softmax")
     if straight is not None:
         # the paper has its rival with the authors' settings alone
         theirs = float(vae.cell(tables, authors).paper) - float(arsm.paper)

@@ -41,7 +41,7 @@ def rivals(tables: Tables) -> list[float]:
 def table(tables: Tables) -> str:
     """Every estimator at C = 30, and its reward and variance at larger C."""
     header = ["", "E[f], C = 30", "seeds on the best", "variance / ARSM's, start", "whole run"]
-    header += ["f calls", "E[f], C = 1,000", "E[f], C = 10,000", "variance / ARSM's there"]
+    header += ["f calls", "E[f], C = 1,000", "E[f], C = 10,000", "variance there, start"]
     rows = [
         [
             name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -28,10 +29,25 @@ ALGORITHM_2 = "2 layers (algorithm2): arsm, first logit fixed False, afresh True
 FREE_LOGITS = "1 layer (free-logits): arsm, first logit fixed False"
 TWO_LAYERS = {
     "straight-through Gumbel-Softmax": f"2 layers (two-layers): {HARD}",
-    "leave-one-out": "2 layers (two-layers): rloo:samples=46,live=1, epochs 460",
-    "pooled ARSM": "2 layers (two-layers): arsm:pooled=True, epochs 850",
+    "leave-one-out": "2 layers (two-layers): rloo:samples=46,live=1",
+    "pooled ARSM": "2 layers (two-layers): arsm:pooled=True",
 }
 """Rivals on two layers, with the settings of the one-layer rows."""
+ENDED_EARLY = {"leave-one-out": ", epochs 460", "pooled ARSM": ", epochs 850"}
+"""How the rows of those are named that have not been trained to the end."""
+
+
+def _two_layer_rows() -> dict[str, str]:
+    """The rivals on two layers, each before its end and at its end."""
+    rows = {}
+    for name, row in TWO_LAYERS.items():
+        if early := ENDED_EARLY.get(name):
+            epochs = early.removeprefix(", epochs ")
+            rows[f"two layers: {name}, {epochs} epochs"] = row + early
+        rows[f"two layers: {name}"] = row
+    return rows
+
+
 RIVALS_REGULARISED = {
     "straight-through Gumbel-Softmax": f"1 layer (recipe): {HARD}, {RIVALS}",
     "leave-one-out": f"1 layer (recipe): rloo:samples=46,live=1, {RIVALS}",
@@ -56,7 +72,7 @@ ROWS = {
     "AR": "1 layer: ar",
     "two layers: ARSM, Algorithm 2": ALGORITHM_2,
     f"two layers: {AUTHORS}": f"2 layers: {HARD}{AS_RELEASED}",
-    **{f"two layers: {name}": row for name, row in TWO_LAYERS.items()},
+    **_two_layer_rows(),
     "regularised: pooled ARSM": REGULARISED,
     **{f"regularised: {name}": row for name, row in RIVALS_REGULARISED.items()},
     TWO_LAYER_RECIPE: f"2 layers (recipe): {RECIPE.format(800)}",
@@ -65,8 +81,7 @@ ROWS = {
 """Rows of the page's table; those that have not been run are left out."""
 NOT_MERGED = {
     ALGORITHM_2,
-    TWO_LAYERS["leave-one-out"],
-    TWO_LAYERS["pooled ARSM"],
+    *(TWO_LAYERS[name] + early for name, early in ENDED_EARLY.items()),
     RIVALS_REGULARISED["leave-one-out"],
     ROWS[TWO_LAYER_RECIPE],
     ROWS[TWO_LAYER_DECAY],
@@ -83,6 +98,13 @@ def ran(tables: Tables, rows: Mapping[str, str]) -> dict[str, Cell]:
     """The test results of those rows that have been run; a single seed is a trial."""
     found = {name: tables.find("vae", f"VAE, {row}", "test") for name, row in rows.items()}
     return {name: each for name, each in found.items() if each is not None and each.seeds > 1}
+
+
+def two_layers(tables: Tables) -> dict[str, Cell]:
+    """The rivals on two layers that have been run; as far as they came, if not to the end."""
+    early = {name: TWO_LAYERS[name] + epochs for name, epochs in ENDED_EARLY.items()}
+    found = ran(tables, early) | ran(tables, TWO_LAYERS)
+    return {name: found[name] for name in TWO_LAYERS if name in found}
 
 
 def arsm_rows(tables: Tables) -> dict[str, str]:
@@ -115,7 +137,7 @@ def table(tables: Tables) -> str:
         shorter = "†" if tables.find("vae", f"VAE, {row}", TRIAL_EPOCHS) else ""
         rows.append(
             [
-                name + _ended_early(row),
+                name,
                 f"{test.seeds}{chose}{shorter}",
                 f_calls(tables, row),
                 f"{test.mean:.1f} ± {test.std:.1f}",
@@ -126,16 +148,10 @@ def table(tables: Tables) -> str:
     return markdown(header, rows)
 
 
-def _ended_early(row: str) -> str:
-    """The epochs of a row that differs from the protocol in these alone."""
-    found = re.search(r", epochs (\d+)$", row)
-    return f", {found[1]} epochs" if found else ""
-
-
 def f_calls(tables: Tables, row: str) -> str:
     """Distinct evaluations of f per image and step in the last epoch."""
-    most = "≤" if row in NOT_MERGED else ""
-    return f"{most}{cell(tables, row, 'evaluations, last epoch').mean:.0f}"
+    count = cell(tables, row, "evaluations, last epoch").mean
+    return f"≤{math.ceil(count)}" if row in NOT_MERGED else f"{count:.0f}"
 
 
 def shown(tables: Tables) -> list[str]:
@@ -278,7 +294,7 @@ def _two_layers(tables: Tables) -> str:
     """ARSM by Algorithm 2 on two layers, beside its rivals."""
     arsm = cell(tables, ALGORITHM_2)
     ours = f"Algorithm 2, all logits free, reaches {arsm.interval}, the paper {arsm.paper}"
-    found = ran(tables, TWO_LAYERS)
+    found = two_layers(tables)
     if not found:
         return f"On two layers ARSM by {ours}."
     reached = listed([f"{name} {each.mean:.1f}" for name, each in found.items()])
@@ -301,7 +317,7 @@ def limits(tables: Tables) -> str:
         if arsm_rows(tables) == ARSM
         else f"The effect of the precision. {bfloat16}"
     ]
-    absent = [name for name in TWO_LAYERS if name not in ran(tables, TWO_LAYERS)]
+    absent = [name for name in TWO_LAYERS if name not in two_layers(tables)]
     if len(absent) == len(TWO_LAYERS):
         told.append(
             "Rivals at equal settings on two layers. Straight-through Gumbel-Softmax has the "
@@ -335,7 +351,7 @@ def _not_run(tables: Tables) -> list[str]:
         absent.append("Algorithm 2 at other rates than 1e-4")
     if any(cell(tables, ROWS[name], CHOSE).mean for name in shown(tables)):
         absent.append("other seeds for the rows with \\*")
-    if any(map(_ended_early, TWO_LAYERS.values())):
+    if two_layers(tables) != ran(tables, TWO_LAYERS):
         absent.append("the short two-layer rows to the end")
     if tables.find("vae", f"VAE, {FREE_LOGITS}", TRIAL_EPOCHS):
         absent.append("the free logits' trials likewise")
