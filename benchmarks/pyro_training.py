@@ -356,7 +356,7 @@ def report(runs: list[dict[str, Any]], path: Path) -> None:
             (f"steps in {seconds:g} CPU s", "steps", 4),
         ):
             values = [record[key] for record in group]
-            std = f"{statistics.stdev(values):.2g}" if len(values) > 1 else ""
+            std = f"{statistics.stdev(values):.4g}" if len(values) > 1 else ""
             mean = f"{statistics.mean(values):.{digits_shown}g}"
             rows.append([f"{problem}: {loss}", metric, mean, std, len(values), "", *place])
     with path.open("w", newline="") as file:
