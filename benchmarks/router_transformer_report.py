@@ -10,6 +10,7 @@ from benchmarks import records
 from benchmarks.router_transformer import (
     BLOCKS,
     LENGTH,
+    OWN,
     PRICE,
     PRICED,
     REPORTED,
@@ -18,7 +19,7 @@ from benchmarks.router_transformer import (
     test_loss,
 )
 
-UNSEEN = ("Switch", "untrained router")
+UNSEEN = (OWN, "Switch", "untrained router")
 """Ways whose trainings without a price are scored with it too."""
 TITLES = {
     "top-1": "one expert per token",
