@@ -22,7 +22,12 @@ PUBLISHED = (
     "results/*/*.gif",
     "benchmarks/README.md",
 )
-LINKED = ("results/*/HISTORY.md", "results/*/PROTOCOL.md", "results/*/candidates.md")
+LINKED = (
+    "results/judging.md",
+    "results/*/HISTORY.md",
+    "results/*/PROTOCOL.md",
+    "results/*/candidates.md",
+)
 """Pages that the others link to, and the menu does not list."""
 TARGET = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from arsm_experiments.ecosystem.figure import kind
 from arsm_experiments.palette import save
 from arsm_experiments.report.pages import remake
+from arsm_experiments.report.pages.claims import package
 from arsm_experiments.report.pages.language_model import FRESH, half, measured
 from arsm_experiments.report.pages.tables import Cell, Tables
 from arsm_experiments.runs.reader import read_runs
@@ -59,6 +60,8 @@ PACKAGES = (
     "numpyro",
     "storchastic",
     "torch",
+    "reinmax",
+    "vector-quantize-pytorch",
     "genjax",
     "stable-baselines3",
     "torchrl",
@@ -187,10 +190,10 @@ def draw_referee(axes: Axes, results: Path, scheme: Scheme) -> None:
     """Entries of each package by verdict."""
     counts: dict[str, Counter[str]] = {package: Counter() for package in PACKAGES}
     for row in read_table(results / "audit"):
-        package = row["row"].partition(":")[0]
+        name = package(row)
         # others did not run, or could not be judged
-        if package in counts and row["verdict"] in ("unbiased", "wrong"):
-            counts[package][kind(row)] += 1
+        if name in counts and row["verdict"] in ("unbiased", "wrong"):
+            counts[name][kind(row)] += 1
     left = [0] * len(PACKAGES)
     for verdict, colour in VERDICTS.items():
         width = [counts[package][verdict] for package in PACKAGES]

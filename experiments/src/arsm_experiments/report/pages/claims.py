@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from arsm_experiments.ecosystem.figure import kind
 from arsm_experiments.report.pages import language_model
 from arsm_experiments.report.pages.tables import Tables
@@ -57,8 +59,8 @@ def referee(tables: Tables) -> str:
     """How many entries were judged, and how many are not as documented."""
     lines = tables.lines("audit/table.csv")
     judged = [line for line in lines if line["verdict"] in ("unbiased", "wrong")]
-    others = [line for line in judged if not line["row"].startswith("arsm:")]
-    packages = {line["row"].partition(":")[0].partition(" ")[0] for line in others}
+    others = [line for line in judged if package(line) not in ("arsm", None)]
+    packages = {package(line) for line in others}
     broken = sum(kind(line) == "not as documented" for line in others)
     return (
         "- **Check any gradient.** Hand over a loss: the referee says whether its gradient is "
@@ -67,6 +69,12 @@ def referee(tables: Tables) -> str:
         "says "
         "([verdicts](results/audit/README.md); [yours](docs/guides/check_my_gradient.md))."
     )
+
+
+def package(line: Mapping[str, str]) -> str | None:
+    """The package of an entry; None for one of an earlier release, such as "trl 1.9.2: ..."."""
+    name = line["row"].partition(":")[0]
+    return None if " " in name else name
 
 
 def estimators() -> str:
