@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from arsm_experiments.report.pages.tables import Tables, markdown
+from arsm_experiments.sequences import publish
 
 TASKS = {
     "spelling": "spell_backward",
@@ -80,4 +81,38 @@ def _range(values: list[float]) -> str:
     return f"{min(values):.2g} to {max(values):.2g}"
 
 
-PARTS = {"table": table}
+def repeats(tables: Tables) -> str:
+    """Estimates per variance of the table."""
+    found = {
+        int(line["seeds"])
+        for line in tables.lines("sequences/table.csv")
+        if line["metric"] == VARIANCE
+        and line["row"].partition("), ")[2] in (*publish.GROUPS, *METHODS)
+    }
+    return (
+        f"Each variance is measured on {min(found)} to {max(found)} estimates of the gradient: a "
+        "limit of seconds ended the slower methods early."
+    )
+
+
+def figure(tables: Tables) -> str:
+    """What the figure counts and the table does not."""
+    found = publish.variances(publish.load(tables.results / "sequences/records.tar.xz"))
+
+    def drawn(method: str) -> str:
+        return _range(
+            [
+                publish.relative(methods, method, publish.between_prompts(methods) or 0.0)
+                for methods in found.values()
+            ]
+        )
+
+    chance, likeliest = METHODS[-2:]
+    return (
+        "The figure also counts the variance of drawing 128 fresh prompts, inferred from two "
+        f"methods; the table does not. In the figure `{chance}` is at {drawn(chance)} "
+        f"and `{likeliest}` at {drawn(likeliest)}."
+    )
+
+
+PARTS = {"table": table, "repeats": repeats, "figure": figure}
