@@ -25,8 +25,8 @@ class Task(NamedTuple):
 
 LANGUAGE_MODEL = (
     (r"branch \d+", "branching"),
-    (r"group .*", "leave-one-out"),
-    (r"token baseline.*", "token baseline"),
+    (r"group \d+", "leave-one-out"),
+    (r"value head", "value head"),
 )
 TASKS = (
     Task(
@@ -34,7 +34,7 @@ TASKS = (
         "variance x tokens, thousands",
         "language_model",
         "variance x tokens, thousands",
-        r"chain, level 0\.8b \(accuracy \S+\), (.*), fresh",
+        r"chain, level 0\.8c \(accuracy \S+\), (.*), fresh",
         LANGUAGE_MODEL,
     ),
     Task(
@@ -42,7 +42,7 @@ TASKS = (
         "variance x tokens, thousands",
         "language_model",
         "variance x tokens, thousands",
-        r"countdown, level 0\.3b \(accuracy \S+\), (.*), fresh",
+        r"countdown, level 0\.3c \(accuracy \S+\), (.*), fresh",
         LANGUAGE_MODEL,
     ),
     Task(
@@ -50,7 +50,7 @@ TASKS = (
         "variance x tokens, thousands",
         "language_model",
         "variance x tokens, thousands",
-        r"translate, level 0\.3 \(accuracy \S+\), (.*), fresh",
+        r"translate, level 0\.3c \(accuracy \S+\), (.*), fresh",
         LANGUAGE_MODEL,
     ),
     Task(
