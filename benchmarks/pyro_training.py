@@ -18,7 +18,6 @@ results/pyro/runs.jsonl.xz, and those already there are not repeated:
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import time
 from collections import defaultdict
@@ -39,7 +38,6 @@ import arsm
 import arsm.pyro
 from arsm_experiments.data import load_mnist
 from arsm_experiments.runs.provenance import short_commit
-from arsm_experiments.runs.table import COLUMNS
 from benchmarks import records
 
 RESULTS = Path(__file__).parent.parent / "results" / "pyro"
@@ -359,8 +357,7 @@ def report(runs: list[dict[str, Any]], path: Path) -> None:
             std = f"{statistics.stdev(values):.4g}" if len(values) > 1 else ""
             mean = f"{statistics.mean(values):.{digits_shown}g}"
             rows.append([f"{problem}: {loss}", metric, mean, std, len(values), "", *place])
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+    records.write_table(path, rows)
 
 
 def main() -> None:

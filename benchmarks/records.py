@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from arsm_experiments.runs.lines import Line as Record
 from arsm_experiments.runs.lines import add, read, read_one, write, write_one
 from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.runs.table import COLUMNS, origin_once
 
 __all__ = [
     "COLUMNS",
@@ -30,9 +31,6 @@ __all__ = [
     "write_one",
     "write_table",
 ]
-
-COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
-"""Of every table.csv."""
 
 Key = TypeVar("Key", bound=tuple[Any, ...])
 
@@ -98,8 +96,9 @@ def make_in_processes(
 
 
 def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """A table.csv of these rows."""
+    """A table.csv of these lines."""
+    lines = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
     with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(origin_once(lines))
