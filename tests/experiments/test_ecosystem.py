@@ -67,9 +67,7 @@ def test_draws_are_compared_with_their_mean() -> None:
 
 def test_a_table_keeps_the_rows_of_other_runs(tmp_path: Path) -> None:
     first, second = ENTRIES[0].name, ENTRIES[1].name
-    result = Audited(
-        first, "torch 1", "unbiased", "unbiased", "", "1", "10", "1", "here", "abc", "command"
-    )
+    result = Audited(first, "torch 1", "unbiased", "unbiased", "", "1", "10", "1", "here", "abc")
     export([result], tmp_path)
     export([replace(result, row=second), replace(result, verdict="not installed")], tmp_path)
     rows = list(csv.DictReader((tmp_path / "table.csv").open()))
@@ -92,8 +90,7 @@ def test_the_committed_table_is_of_these_entries() -> None:
     assert (TABLE.parent / "directions.png").exists()
     for row in rows:
         assert all(
-            row[name]
-            for name in ("version", "claim", "verdict", "seconds", "hardware", "commit", "command")
+            row[name] for name in ("version", "claim", "verdict", "seconds", "hardware", "commit")
         )
 
 

@@ -36,7 +36,6 @@ class Audited:
     """Of one core: what a loaded machine does not change."""
     hardware: str
     commit: str
-    command: str
     wall: str = ""
     """Seconds by the clock, of one thread, next to whatever else the machine did."""
 
@@ -56,7 +55,6 @@ def run_entry(entry: Entry) -> Audited:
         seconds = f"{time.process_time() - start:.0f}"
         wall = f"{time.perf_counter() - clock:.0f}"
     made = provenance("cpu")
-    command = f'python -m arsm_experiments.ecosystem "{entry.name}"'
     return Audited(
         entry.name,
         version,
@@ -65,7 +63,6 @@ def run_entry(entry: Entry) -> Audited:
         seconds,
         made["hardware"],
         short_commit(made["commit"]),
-        command,
         wall,
     )
 
@@ -105,7 +102,7 @@ def run_apart(entries: Sequence[Entry], environments: Path | None) -> Iterator[A
 
 
 def _failed(entry: Entry, verdict: str, reason: str) -> Audited:
-    return Audited(entry.name, entry.package, entry.claim, verdict, reason[:300], *[""] * 6)
+    return Audited(entry.name, entry.package, entry.claim, verdict, reason[:300], *[""] * 5)
 
 
 def export(results: Sequence[Audited], folder: Path) -> None:

@@ -260,12 +260,13 @@ def method(config: Mapping[str, Any]) -> str:
     return ":".join(filter(None, (name, ",".join(kept))))
 
 
-def trials(row: Row) -> dict[str, list[float]]:
-    """What the trials of a row found, and their epochs if they were shorter."""
-    found = {f"{TRIAL}{rate:g}": [loss] for rate, loss in row.trials.items()}
+def trials(row: Row) -> list[tuple[str, float, Record]]:
+    """What each trial of a row found, and their epochs if they were shorter."""
+    runs = {record.config["rate"]: record for record in row.grid}
+    found = [(f"{TRIAL}{rate:g}", loss, runs[rate]) for rate, loss in row.trials.items()]
     chose = row.tried == len(row.grid) > 1
     if chose and row.trial_epochs < row.shown.config["epochs"]:
-        found[TRIAL_EPOCHS] = [row.trial_epochs]
+        found.append((TRIAL_EPOCHS, row.trial_epochs, row.chosen))
     return found
 
 

@@ -110,9 +110,9 @@ def _section(
         headline="test",
         headline_words="test -ELBO in nats",
         trials=[
-            Result(row.label, metric, numbers, row.chosen)
+            Result(row.label, metric, [found], run)
             for row in rows
-            for metric, numbers in trials(row).items()
+            for metric, found, run in trials(row)
         ],
     )
 
