@@ -7,7 +7,7 @@ the accuracy on fresh points; some combinations diverge, which counts as a failu
 `arsm.maximize` evaluates at most 160 combinations, 16 at a time in two processes, each once. Ctrl-C
 returns the best so far.
 
-Expect an accuracy of 0.99, where random search over as many combinations reaches 0.97 and the
+Expect an accuracy of 0.996, where random search over as many combinations reaches 0.97 and the
 average one 0.43.
 
     python examples/black_box.py

@@ -8,7 +8,8 @@ as RLOO and GRPO do. `Branch(RLOO(4))` samples one answer, tries other tokens in
 steps, and gives each token its own. Both spend the same number of tokens.
 
 Expect 0.74 of the answers to be right with credit for whole answers and 0.79 with credit for every
-token, from 0.58.
+token, from 0.58. These are numbers of one machine: on another, rounding differs, and so does the
+start.
 
     pip install '.[transformers]'
     python examples/language_model.py

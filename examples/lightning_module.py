@@ -12,7 +12,7 @@ that makes no use of its choices stays at 34.9. Lightning is optional: `pip inst
 '.[examples]'`.
 
 Expect 6.8 nats with pooled ARSM, 6.3 with leave-one-out REINFORCE at ARSM's 29 evaluations, and 7.9
-with RELAX, which makes one.
+with RELAX, which makes one. These are numbers of one machine: on another, rounding differs.
 
     python examples/lightning_module.py
 """

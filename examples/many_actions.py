@@ -2,7 +2,7 @@
 
 A knob has five moves. ARSM's number of pseudo actions does not grow with K, and one rollout serves
 all K variables. Look at the return before and after, of 32 at most: expect about 9 before and, at
-K = 4 after 200,000 steps, 18 with ARSM and 21 with leave-one-out.
+K = 4 within 200,000 steps, 18 with ARSM and 21 with leave-one-out.
 
     python examples/many_actions.py                # K = 4
     python examples/many_actions.py 16 1000000     # K = 16, a million steps

@@ -9,7 +9,7 @@ The demand is passed as context. All plans that an estimate compares then meet t
 (common random numbers), and the estimate is still unbiased, because the demand does not depend on
 the plans.
 
-Expect a profit of 33.1 to 33.3 per day from ARSM, pooled ARSM and leave-one-out REINFORCE, and 31.3
+Expect a profit of 33.1 to 33.3 per day from ARSM, pooled ARSM and leave-one-out REINFORCE, and 32.4
 from averaged REINFORCE, all at 67 simulations at most; the best level that is the same every day
 earns 29.6.
 

@@ -8,7 +8,7 @@ experiments: `pip install ./experiments`.
 Every estimator starts from the same weights, sees the same images and may evaluate the decoder
 seven times per image. Expect -ELBO to fall from 546 nats to 143 with pooled ARSM, 140 with
 leave-one-out REINFORCE and 166 with averaged REINFORCE. A decoder that learns while the encoder
-does not gets to 206.
+does not gets to 206. These are numbers of one machine: on another, rounding differs.
 
     python examples/training_loop.py
 """
