@@ -200,6 +200,8 @@ def draw_referee(axes: Axes, results: Path, scheme: Scheme) -> None:
         edge = {"edgecolor": scheme.page, "linewidth": 0.5}
         axes.barh(PACKAGES, width, left=left, color=colour, label=verdict, **edge)
         left = [a + b for a, b in zip(left, width, strict=True)]
+    # the longest name would reach into the panel beside it
+    axes.set_yticks(range(len(PACKAGES)), [name.removesuffix("-pytorch") for name in PACKAGES])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.set_title("Gradients of released packages")
