@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from arsm_experiments.report.pages.tables import Tables, listed, markdown, welch, with_spread
@@ -44,7 +44,7 @@ def rewards(tables: Tables) -> str:
                 for each in TRAINERS
             ]
             rows.append([name, f"{tokens:,}", *(with_spread(cell, 3) for cell in cells)])
-    return markdown(["reward, three seeds", "tokens", *TRAINERS], rows)
+    return markdown(["reward ± standard deviation, three seeds", "tokens", *TRAINERS], rows)
 
 
 def _noise(tables: Tables) -> dict[tuple[str, float | None, str], list[float]]:
@@ -131,7 +131,24 @@ def small(tables: Tables) -> str:
         f"- sort, 60,000 tokens, rates {listed(rates)}: {_signed(late)}. At 30,000, and on 2,000 "
         f"fresh questions after all 120 updates, with {share:.1f} of the tokens, it is {rest}.\n"
         f"- count, 60,000 tokens (3e-4) and 20,000 (1e-3): {_signed(count)}.\n"
-        f"- {_update(tables)}"
+        f"- {_update(tables)}\n"
+        f"- {_signs(tables, {'sort': late, 'count': count})}"
+    )
+
+
+def _signs(tables: Tables, shown: Mapping[str, Sequence[Difference]]) -> str:
+    """Whether the variances before the training have the signs of these differences."""
+    ratios = _noise(tables)
+    signs = {task: 1 - statistics.mean(ratios[task, 1.0, TRAINERS[1]]) for task in shown}
+    pairs = [(signs[task], each) for task, own in shown.items() for each in own]
+    agree = sum(sign * each.mean > 0 for sign, each in pairs)
+    decided = sum(each.decided for _, each in pairs)
+    later = _gain(tables, "count", "1e-3", "reward at 60000 tokens")
+    words = "" if later.decided else ", undecided"
+    return (
+        f"Variance x tokens, measured before the training, agrees with the sign of {agree} of "
+        f"these {len(pairs)} differences, {decided} of them decided. On count at 60,000 tokens "
+        f"(1e-3) the difference is {later.mean:+.3f}{words}."
     )
 
 
