@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +37,13 @@ def errors(loss: Loss, objective: Objective, settings: list[Setting]) -> Iterato
 def test_there_are_enough_of_both() -> None:
     assert len(CORRECT) >= 30
     assert len(DEFECTS) >= 16
+
+
+@pytest.mark.parametrize("page", ["results/audit/README.md", "docs/guides/trainer_refereed.md"])
+def test_the_pages_say_how_many_there_are(page: str) -> None:
+    words = (Path(__file__).parents[1] / page).read_text()
+    assert f"{len(DEFECTS)} planted defects" in words
+    assert f"{len(CORRECT)} correct losses" in words
 
 
 @pytest.mark.parametrize("name", CORRECT)
