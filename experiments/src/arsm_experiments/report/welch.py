@@ -34,6 +34,12 @@ class Difference(NamedTuple):
         """The difference with its interval."""
         return f"{self.mean:.1f} ({self.mean - self.half:.1f} to {self.mean + self.half:.1f})"
 
+    @property
+    def short(self) -> str:
+        """The difference ± half of its interval."""
+        # adding 0 turns -0.0 into 0.0
+        return f"{round(self.mean, 1) + 0.0:.1f} ± {self.half:.1f}"
+
 
 def difference(
     mean: float, std: float, seeds: int, other_mean: float, other_std: float, other_seeds: int

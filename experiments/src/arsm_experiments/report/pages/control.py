@@ -219,10 +219,7 @@ def variance(tables: Tables) -> str:
         for rival in RIVALS:
             if differences[rival].decided and differences[rival].mean > 0:
                 less[rival].append(NAMES[task])
-        words = [
-            f"{other.replace(',', '')} {x.mean:.1f} ± {x.half:.1f}"
-            for other, x in differences.items()
-        ]
+        words = [f"{other.replace(',', '')} {x.short}" for other, x in differences.items()]
         parts.append(f"{NAMES[task]} {', '.join(words)}")
     decided = ", ".join(
         f"against {name} on {_which(less[rival])}"
@@ -230,7 +227,7 @@ def variance(tables: Tables) -> str:
     )
     first = {name: _early_variance(tables, name) for name in ("ARSM", *RIVALS)}
     early = {rival: welch(first[rival], first["ARSM"]) for rival in RIVALS}
-    words = [f"{rival} {x.mean:.1f} ± {x.half:.1f}" for rival, x in early.items()]
+    words = [f"{rival} {x.short}" for rival, x in early.items()]
     lower = [rival for rival, x in early.items() if x.decided and x.mean < 0]
     end = f" (decidedly less for {listed(lower)})" if lower else ""
     return (

@@ -334,13 +334,7 @@ def _less_variance(tables: Tables, rival: str) -> Claim:
         task: welch(*(control.cell(tables, task, each, "log variance") for each in (rival, "ARSM")))
         for task in control.ROWS
     }
-    # adding 0 turns -0.0 into 0.0
-    words = listed(
-        [
-            f"{round(each.mean, 1) + 0.0:.1f} ± {each.half:.1f} ({control.NAMES[task]})"
-            for task, each in lower.items()
-        ]
-    )
+    words = listed([f"{each.short} ({control.NAMES[task]})" for task, each in lower.items()])
     less = all(each.decided and each.mean > 0 for each in lower.values())
     return Claim(
         "Control",
