@@ -116,7 +116,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory, known: list[Record]) -> Pa
 def pages(folder: Path, known: Sequence[Record], new: Sequence[Record]) -> Path:
     """results/ with these runs, and its pages made again."""
     results = folder / "results"
-    shutil.copytree(ROOT / "results", results, ignore=shutil.ignore_patterns("*.png", "*.tar.xz"))
+    shutil.copytree(ROOT / "results", results, ignore=shutil.ignore_patterns("*.png"))
     for experiment, sections in SECTIONS.items():
         own = [record for record in (*known, *new) if record.experiment == experiment]
         (results / experiment / "table.csv").write_text(results_csv(sections(own)))
