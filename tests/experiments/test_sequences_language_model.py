@@ -17,6 +17,7 @@ import torch
 from arsm import RLOO
 from arsm.sequences import Branch
 from arsm_experiments.report.pages import language_model as page
+from arsm_experiments.report.pages import language_model_training
 from arsm_experiments.report.pages import trl as trl_page
 from arsm_experiments.report.pages.tables import Tables
 from arsm_experiments.runs.archive import read_archive
@@ -403,7 +404,7 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
         chosen_rate([read_run(root / EXPERIMENT / Job(m, r, 0).name(PLAN)) for r in RATES])
         for m in METHODS[:1]
     }
-    rows = page.results(tables)[TASK]
+    rows = language_model_training.results(tables)[TASK]
     assert {row.rate for row in rows if row.method == "branch"} == {f"{rate:g}" for rate in rates}
     assert "| digits | 0." in made
     assert "**Digits, 1 seed.** Less " in made

@@ -132,21 +132,39 @@ def make_rows(
     again = _Fresh([record for record in _learning(fresh) if is_complete(record)], setting)
     grids = again.joined([list(group) for _, group in groupby(ordered, key=place)])
     colours = palette([grid[0].config["estimator"] for grid in grids])
-    rows = []
-    for grid, colour in zip(grids, colours, strict=True):
-        grid.sort(key=lambda r: r.config["rate"])
-        rates = grid
-        if _seeds(_choice(grid)) == 1 and not again.of(_choice(grid)):
-            # until other seeds report the choice, the row stays at the rate that has several
-            rates = [record for record in grid if _seeds(record) > 1] or grid
-        chosen = _choice(rates)
-        parts = again.of(chosen)
-        seeds = merge_seeds(parts, setting)[0] if parts else None
-        if seeds is None and len(rates) > 1:
-            seeds = _other_seeds([run for run in shown if alike(run) == alike(chosen)])
-        known = _paper(seeds or chosen, paper)
-        rows.append(Row(grid, chosen, colour, known, seeds, parts, len(rates)))
-    return rows
+
+    def others(chosen: Record) -> Record | None:
+        return _other_seeds([run for run in shown if alike(run) == alike(chosen)])
+
+    return [
+        _row(grid, colour, again, others, paper)
+        for grid, colour in zip(grids, colours, strict=True)
+    ]
+
+
+def _row(
+    grid: list[Record],
+    colour: str,
+    again: _Fresh,
+    others: Callable[[Record], Record | None],
+    paper: Mapping[str, Mapping[str, float]],
+) -> Row:
+    """A grid, the rate that it chooses, and the seeds that report it: those that were trained
+    afterwards or, without any, the `others` at that rate.
+    """
+    grid.sort(key=lambda record: record.config["rate"])
+    rates = grid
+    if _seeds(_choice(grid)) == 1 and not again.of(_choice(grid)):
+        # until other seeds report the choice, the row stays at the rate that has several
+        rates = [record for record in grid if _seeds(record) > 1] or grid
+    chosen = _choice(rates)
+    parts = again.of(chosen)
+    if parts:
+        seeds = merge_seeds(parts, again.setting)[0]
+    else:
+        seeds = others(chosen) if len(rates) > 1 else None
+    known = _paper(seeds or chosen, paper)
+    return Row(grid, chosen, colour, known, seeds, parts, len(rates))
 
 
 @dataclass(frozen=True)

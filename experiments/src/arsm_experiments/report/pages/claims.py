@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from arsm_experiments.ecosystem.figure import kind
 from arsm_experiments.report.pages import language_model
+from arsm_experiments.report.pages.language_model_training import OURS, best, results
 from arsm_experiments.report.pages.tables import Tables
 
 BRANCH = f"branch 8{language_model.FRESH}"
@@ -45,10 +46,10 @@ def language_models(tables: Tables) -> str:
 
 def _trained(tables: Tables) -> str:
     """How training on countdown ended."""
-    rows = language_model.results(tables)["countdown"]
-    rival = language_model.best(rows)
+    rows = results(tables)["countdown"]
+    rival = best(rows)
     ours = max(
-        (row for row in rows if row.method in language_model.OURS),
+        (row for row in rows if row.method in OURS),
         key=lambda row: row.final.mean,
     )
     steps = " in four epochs" if ours.method.endswith("4 epochs") else ""
