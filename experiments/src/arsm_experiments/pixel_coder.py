@@ -1,12 +1,12 @@
 """Binary images in few bytes: each pixel is predicted from its neighbours, and the likelier its
 value was, the less room it takes.
 
-Several tables vote on each pixel: one by its place in the image, the others by the values of some
-of its neighbours. The sum of their votes is the log-odds of the pixel being on, in whole numbers,
-so that every machine decodes the same images. Pixels whose votes are about as sure are one class,
-and how often the votes of a class are wrong is known. With these chances asymmetric numeral systems
-(Duda, 2013) code the bits "predicted wrongly", in many lanes side by side. Decoding goes pixel by
-pixel through all images at once.
+Several tables vote on each pixel: one by its place in the image, others by the values of some of
+its neighbours, others by both. The sum of their votes is the log-odds of the pixel being on, in
+whole numbers, so that every machine decodes the same images. Pixels whose votes are about as sure
+are one class, and how often the votes of a class are wrong is known. With these chances asymmetric
+numeral systems (Duda, 2013) code the bits "predicted wrongly", in many lanes side by side. Decoding
+goes pixel by pixel through all images at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import lzma
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +52,47 @@ AROUND: Neighbours = (
     (0, -2), (0, 2),
 )  # fmt: skip
 BESIDE: Neighbours = ((0, 0), (0, -1), (-1, 0), (-1, -1), (-1, 1), (0, 1), (1, 0))
-ALONE = tuple(((), near) for near in (NEAREST, TO_THE_RIGHT, TO_THE_LEFT, ABOVE, FAR))
-"""For each table, neighbours among known images and among the pixels before this one."""
-GIVEN_KNOWN = ((AROUND, ()), (BESIDE, NEAREST[:6]))
+FAR_AND_WIDE: Neighbours = ((0, -4), (-4, 0), (-3, -3), (-3, 3), (0, -1))
+
+
+class Context(NamedTuple):
+    """The pixels whose values choose a table's vote. The image is cut into square cells of so many
+    pixels, each of which has votes of its own.
+    """
+
+    own: Neighbours = ()
+    """Among the pixels before this one."""
+    known: Neighbours = ()
+    """Among the known image's."""
+    cell: int = SIDE
+
+    @property
+    def across(self) -> int:
+        """Cells side by side."""
+        return SIDE // self.cell
+
+    @property
+    def votes(self) -> int:
+        """Entries of the table."""
+        return self.across**2 << (len(self.own) + len(self.known))
+
+
+BY_PLACE = Context(cell=1)
+ALONE = (
+    BY_PLACE,
+    Context(NEAREST),
+    Context(TO_THE_RIGHT),
+    Context(TO_THE_LEFT),
+    Context(ABOVE),
+    Context(FAR),
+    Context(NEAREST[:5], cell=2),
+    Context(FAR_AND_WIDE, cell=2),
+)
+GIVEN_KNOWN = (
+    BY_PLACE,
+    Context(known=AROUND),
+    Context(NEAREST[:6], BESIDE),
+)
 
 UNIT = 16
 """Votes per unit of log-odds."""
@@ -69,6 +107,10 @@ WORD = 16
 WHOLE = 1 << WORD
 ROUNDS = 8
 """Of fitting the votes, each through all tables."""
+DOUBT = 10
+"""Holds the votes of rare patterns near 0, where the tables are smaller, as four times as many
+doubtful pixels would.
+"""
 
 
 def pack_images(images: Bits, known: Bits | None = None) -> bytes:
@@ -102,7 +144,7 @@ def unpack_images(packed: bytes, known: Bits | None = None) -> Bits:
         return np.frombuffer(content.read(count * dtype_.itemsize), dtype_)
 
     count = int(take("<u4", 1)[0])
-    tables = [take("i1", size) for size in _sizes(known)]
+    tables = [take("i1", context.votes) for context in _contexts(known)]
     chances = take("<u2", CLASSES).astype(np.uint64)
     states = take("<u4", min(LANES, count)).astype(np.uint64)
     words = np.frombuffer(content.read(), "<u2")
@@ -166,44 +208,38 @@ class _Predictor:
     """Predicts all images' pixels at one place from those before it and from known images."""
 
     def __init__(self, tables: Tables, count: int, known: Bits | None) -> None:
-        self.by_place, *self.by_pattern = (table.astype(np.int16) for table in tables)
+        self.tables = [table.astype(np.int16) for table in tables]
+        self.contexts = _contexts(known)
         self.own = _framed(count)
         self.images = _inside(self.own)
         """Pixels by place, [28, 28, N]; a prediction reads those before it."""
-        self.known = None
+        self.known = _framed(count)
         if known is not None:
-            self.known = _framed(count)
             _inside(self.known)[...] = _by_place(known)
 
     def predict(self, place: int) -> tuple[Bits, Bits]:
         """The likelier value at this place and the class of its sureness: [N] each."""
-        votes = np.full(self.own.shape[-1], self.by_place[place])
-        for table, pattern in zip(self.by_pattern, self.patterns(place), strict=True):
+        votes = np.zeros(self.own.shape[-1], np.int16)
+        for table, pattern in zip(self.tables, self.patterns(place), strict=True):
             votes += table[pattern]
         sureness = np.minimum(np.abs(votes) // CLASS_WIDTH, CLASSES - 1)
         return (votes > 0).astype(np.uint8), sureness.astype(np.uint8)
 
     def patterns(self, place: int) -> Iterator[NDArray[np.uint16]]:
-        """For each table, the neighbours' values as one number: [N]."""
+        """For each table, the cell and the neighbours' values as one number: [N]."""
         row, column = divmod(place, SIDE)
-        for of_known, of_own in _neighbourhoods(self.known):
-            pattern = np.zeros(self.own.shape[-1], np.uint16)
-            for plane, near in ((self.known, of_known), (self.own, of_own)):
+        for context in self.contexts:
+            cell = row // context.cell * context.across + column // context.cell
+            pattern = np.full(self.own.shape[-1], cell, np.uint16)
+            for plane, near in ((self.known, context.known), (self.own, context.own)):
                 for down, right in near:
-                    assert plane is not None
                     pattern <<= 1
                     pattern |= plane[MARGIN + row + down, MARGIN + column + right]
             yield pattern
 
 
-def _neighbourhoods(known: object) -> tuple[tuple[Neighbours, Neighbours], ...]:
+def _contexts(known: object) -> tuple[Context, ...]:
     return ALONE if known is None else GIVEN_KNOWN
-
-
-def _sizes(known: object) -> list[int]:
-    """Entries of each table."""
-    patterns = (1 << (len(one) + len(other)) for one, other in _neighbourhoods(known))
-    return [PLACES, *patterns]
 
 
 def _framed(count: int) -> Bits:
@@ -224,12 +260,11 @@ def _fit(images: Bits, known: Bits | None) -> Tables:
     """Votes that make the images likely: logistic regression by Newton's method, one table after
     the other.
     """
-    sizes = _sizes(known)
+    sizes = [context.votes for context in _contexts(known)]
     predictor = _Predictor([np.zeros(size, np.int8) for size in sizes], len(images), known)
     predictor.images[...] = _by_place(images)
     by_pattern = zip(*(predictor.patterns(place) for place in range(PLACES)), strict=True)
-    entries = [np.repeat(np.arange(PLACES, dtype=np.uint16), len(images))]
-    entries += [np.concatenate(places) for places in by_pattern]
+    entries = [np.concatenate(places) for places in by_pattern]
     on = images.T.ravel()
     log_odds = np.zeros(on.shape, np.float32)
     tables = [np.zeros(size, np.float32) for size in sizes]
@@ -237,8 +272,7 @@ def _fit(images: Bits, known: Bits | None) -> Tables:
         for table, entry in zip(tables, entries, strict=True):
             chance = 1 / (1 + np.exp(-log_odds))
             slope = np.bincount(entry, on - chance, len(table))
-            # the one stands for a doubtful pixel that speaks for a vote of 0
-            step = slope / (np.bincount(entry, chance * (1 - chance), len(table)) + 1)
+            step = slope / (np.bincount(entry, chance * (1 - chance), len(table)) + DOUBT)
             step = np.clip(step, -2, 2).astype(np.float32)
             table += step
             log_odds += step[entry]
