@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -57,10 +56,11 @@ from arsm_experiments.sequences.pretrained import (
 )
 from arsm_experiments.sequences.texts import load_texts
 from arsm_experiments.sequences.trainer import sampled_rewards
+from benchmarks.records import read_one, write_one
 from benchmarks.update import reward as dense_reward
 from benchmarks.update import update
 
-OUT = Path(__file__).parent.parent / "results" / "language_model" / "real_model.json"
+OUT = Path(__file__).parent.parent / "results" / "language_model" / "real_model.json.xz"
 NEW = 64
 RATE = 2e-5
 HELD_OUT = 2048
@@ -413,16 +413,9 @@ PARTS: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
 
 
 def write(path: Path, name: str, found: dict[str, Any]) -> None:
-    """Replace one part of the results, atomically."""
-    results = json.loads(path.read_text()) if path.exists() else {}
-    results[name] = found
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".part")
-    text = json.dumps(rounded(results), indent=0)
-    # one update per line
-    text = re.sub(r"\{[^{}]*\}", lambda found: " ".join(found[0].split()), text)
-    partial.write_text(text + "\n")
-    partial.replace(path)
+    """Replace one part of the results."""
+    results = read_one(path) if path.exists() else {}
+    write_one(path, results | {name: rounded(found)})
 
 
 def rounded(results: Any) -> Any:

@@ -1,5 +1,6 @@
 """The benchmarks' records, and the list of the benchmarks."""
 
+import lzma
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,10 @@ def test_a_file_with_one_record(tmp_path: Path) -> None:
     assert path.read_text() == '{\n "ms": {\n  "ours": 1.5\n }\n}\n'
     assert records.read_one(path) == {"ms": {"ours": 1.5}}
     assert [each.name for each in path.parent.iterdir()] == ["times.json"]
+    compressed = path.with_name("times.json.xz")
+    records.write_one(compressed, {"ms": {"ours": 1.5}})
+    assert lzma.decompress(compressed.read_bytes()) == path.read_bytes()
+    assert records.read_one(compressed) == {"ms": {"ours": 1.5}}
 
 
 def test_every_benchmark_is_listed() -> None:

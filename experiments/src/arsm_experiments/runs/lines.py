@@ -1,9 +1,9 @@
 """Records as JSON: the one reader and writer of metrics, of measurements and of the benchmarks'
 runs.
 
-Most files have a line per record. A file whose name ends in .xz is compressed; a record is added to
-it as a stream of its own, so that a run is kept as soon as it is finished. A measurement that is
-replaced as a whole is a file of its own, for people to read.
+Most files have a line per record; a measurement that is replaced as a whole is a file of its own. A
+file whose name ends in .xz is compressed; a record is added to its lines as a stream of its own, so
+that a run is kept as soon as it is finished.
 """
 
 from __future__ import annotations
@@ -60,13 +60,16 @@ def write(path: Path, records: Iterable[Line]) -> None:
 
 def read_one(path: Path) -> Line:
     """The record of a file that has one."""
-    return json.loads(path.read_text())
+    content = path.read_bytes()
+    return json.loads(lzma.decompress(content) if path.suffix == COMPRESSED else content)
 
 
 def write_one(path: Path, record: Line) -> None:
     """A file with one record, atomically: another process may read it meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps(record, indent=1).encode() + b"\n"
+    if path.suffix == COMPRESSED:
+        content = _xz(content)
     write_atomically(path, lambda file: file.write(content))
 
 
@@ -77,4 +80,8 @@ def written(records: Iterable[Line]) -> bytes:
 
 def _packed(records: Iterable[Line]) -> bytes:
     lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
-    return lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME)
+    return _xz(lines.encode())
+
+
+def _xz(content: bytes) -> bytes:
+    return lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)
