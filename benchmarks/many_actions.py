@@ -14,7 +14,6 @@ rollouts included.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from arsm.rl import PolicyGradient, Value
 from benchmarks.agents import work
 from benchmarks.agents_report import read
 from benchmarks.measure import table
+from benchmarks.records import write_table
 
 METHODS: dict[str, arsm.Estimator | Value] = {
     "ARSM": arsm.ARSM(),
@@ -83,41 +83,31 @@ def measure(job: Job) -> dict[str, float]:
 
 
 def write(folder: Path) -> None:
-    """The table of the lines in many_actions.jsonl, in words and as many_actions.csv."""
-    lines = read(folder / "many_actions.jsonl")
-    rows = []
-    with (folder / "many_actions.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", "metric", "mean", "std", "seeds", "steps", "hardware", "commit"])
-        for knobs, method in sorted({(line["knobs"], line["method"]) for line in lines}):
-            own = [line for line in lines if (line["knobs"], line["method"]) == (knobs, method)]
-            variance, played, returns = (
-                np.array([line[name] for line in own]) for name in ("variance", "played", "return")
-            )
-            metrics = {
-                "variance": variance,
-                "variance x steps": variance * played,
-                "return": returns,
-            }
-            place = [
-                "; ".join(sorted({line[name] for line in own})) for name in ("hardware", "commit")
-            ]
-            for metric, values in metrics.items():
-                spread = float(values.std(ddof=1)) if len(values) > 1 else ""
-                steps = own[0]["training"] if metric == "return" else f"{played.mean():.0f}"
-                writer.writerow(
-                    [
-                        f"K = {knobs}: {method}",
-                        metric,
-                        values.mean(),
-                        spread,
-                        len(values),
-                        steps,
-                        *place,
-                    ]
-                )
-            cells = (f"{values.mean():.4g}" for values in metrics.values())
-            rows.append([str(knobs), method, f"{played.mean():.0f}", *cells])
+    """The table of the records, in words and as many_actions.csv."""
+    runs = read(folder / "many_actions.jsonl")
+    rows, lines = [], []
+    for knobs, method in sorted({(run["knobs"], run["method"]) for run in runs}):
+        own = [run for run in runs if (run["knobs"], run["method"]) == (knobs, method)]
+        variance, played, returns = (
+            np.array([run[name] for run in own]) for name in ("variance", "played", "return")
+        )
+        metrics = {
+            "steps per iteration": played,
+            "variance": variance,
+            "variance x steps": variance * played,
+            "return": returns,
+        }
+        hardware, commit = (
+            "; ".join(sorted({run[name] for run in own})) for name in ("hardware", "commit")
+        )
+        for metric, values in metrics.items():
+            spread = f"{values.std(ddof=1):.6g}" if len(values) > 1 else ""
+            mean, seeds = f"{values.mean():.6g}", len(values)
+            row = f"K = {knobs}: {method}"
+            lines.append([row, metric, mean, spread, seeds, "", "", hardware, commit[:10]])
+        means = (f"{values.mean():.4g}" for values in metrics.values())
+        rows.append([str(knobs), method, *means])
+    write_table(folder / "many_actions.csv", lines)
     header = ["K", "method", "steps per iteration", "variance", "variance x steps", "return"]
     print(table("Knobs, at most 128 rollouts per true episode", header, rows))
 
