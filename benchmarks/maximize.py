@@ -175,7 +175,7 @@ def _draw(groups: Groups, path: Path) -> None:
 
     most = max(map(len, groups.values()))
     complete = {key: group for key, group in groups.items() if len(group) == most}
-    figure, axes = pyplot.subplots(1, len(FAMILIES), figsize=(16, 4.2), layout="constrained")
+    figure, axes = pyplot.subplots(1, len(FAMILIES), figsize=(13, 3.4), layout="constrained")
     for axis, family in zip(axes, FAMILIES, strict=True):
         _draw_family(axis, family, complete)
     axes[0].set_ylabel("best value, mean over instances")

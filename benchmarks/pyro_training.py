@@ -12,7 +12,7 @@ The ELBO is that of the trained guide, by a hundred samples outside the clock. A
 results/pyro/runs.jsonl.xz, and those already there are not repeated:
 
     python -m benchmarks.pyro_training run      # about 9 CPU minutes
-    python -m benchmarks.pyro_training report   # training.csv
+    python -m benchmarks.pyro_training report   # training.csv and training.png
 """
 
 from __future__ import annotations
@@ -360,6 +360,30 @@ def report(runs: list[dict[str, Any]], path: Path) -> None:
     records.write_table(path, rows)
 
 
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    """training.png: every training's ELBO, one panel per program."""
+    from matplotlib.figure import Figure
+
+    from arsm_experiments import palette
+
+    names = [name for name in LOSSES if name not in ONLY_TIMED]
+    figure = Figure(figsize=(10.5, 2.8), layout="constrained")
+    panels = figure.subplots(1, len(PROBLEMS), sharey=True)
+    for axis, problem in zip(panels, PROBLEMS, strict=True):
+        for place, name in enumerate(names):
+            own = [run for run in runs if (run["problem"], run["loss"]) == (problem, name)]
+            elbos = [run["elbo"] for run in own]
+            colour = "C0" if name.startswith("arsm") else "0.5"
+            axis.plot(elbos, [place] * len(elbos), "o", color=colour, markersize=4.5, alpha=0.8)
+        seconds = next(run["seconds"] for run in runs if run["problem"] == problem and run["loss"])
+        axis.set_title(f"{problem}, {seconds:g} s", fontsize=9)
+        axis.set_xlabel("ELBO per row")
+        axis.grid(alpha=0.3)
+    panels[0].set_yticks(range(len(names)), names, fontsize=9)
+    panels[0].invert_yaxis()
+    palette.save(figure, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -368,12 +392,13 @@ def main() -> None:
     runs = commands.add_parser("run", help="make the runs that are missing")
     runs.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     runs.add_argument("--out", type=Path, default=RUNS)
-    commands.add_parser("report", help="training.csv from the runs")
+    commands.add_parser("report", help="training.csv and training.png from the runs")
     options = vars(parser.parse_args())
     if options.pop("command") == "report":
         found = records.read(RUNS)
         records.write(RUNS, found)
         report(found, RESULTS / "training.csv")
+        draw(found, RESULTS / "training.png")
         return
     torch.set_num_threads(1)
     pyro.enable_validation(False)

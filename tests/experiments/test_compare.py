@@ -247,7 +247,7 @@ def test_a_second_run_of_a_problem_adds_to_its_table(tmp_path: Path) -> None:
     assert main([*words, "--estimators", "ars", "rloo", "--name", "again", "--seed", "1"]) == 0
     runs = [read_run(tmp_path / "compare" / name) for name in ("toy-30", "again-toy-30")]
     (section,) = compare_sections(runs)
-    assert section.title == "Comparison, toy-30"
+    assert section.title == "toy-30"
     shown = {result.row: result for result in section.results if result.metric == "bias"}
     assert {row: result.record.name for row, result in shown.items()} == {
         "rloo": "again-toy-30",

@@ -40,11 +40,11 @@ def test_a_stale_number_is_made_again(tmp_path: Path) -> None:
     table = (RESULTS / "toy" / "table.csv").read_text()
     (results / "toy" / "table.csv").write_text(table)
     page = results / "toy" / "README.md"
-    page.write_text("before\n<!-- from the tables: many -->\nold\n<!-- end -->\nafter\n")
+    page.write_text("before\n<!-- from the tables: details -->\nold\n<!-- end -->\nafter\n")
     assert remake(results) == [page]
     assert page.read_text() == (
-        "before\n<!-- from the tables: many -->\n"
-        f"{PAGES['toy/README.md']['many'](TABLES)}\n<!-- end -->\nafter\n"
+        "before\n<!-- from the tables: details -->\n"
+        f"{PAGES['toy/README.md']['details'](TABLES)}\n<!-- end -->\nafter\n"
     )
 
 
@@ -107,7 +107,7 @@ def test_the_paper_is_compared_with_its_rival_as_released_too() -> None:
     assert [each.task for each in leads] == ["VAE", "Two-layer VAE"]
     for each, row, arsm in zip(
         leads,
-        (vae.ROWS[vae.AUTHORS], vae.ROWS[f"two layers: {vae.AUTHORS}"]),
+        (vae.AUTHORS.one_layer, vae.AUTHORS.two_layers),
         (vae.all_arsm(TABLES), vae.cell(TABLES, vae.ALGORITHM_2)),
         strict=True,
     ):

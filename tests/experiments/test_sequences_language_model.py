@@ -16,8 +16,12 @@ import torch
 
 from arsm import RLOO
 from arsm.sequences import Branch
-from arsm_experiments.report.pages import language_model as page
-from arsm_experiments.report.pages import language_model_training
+from arsm_experiments.report.pages import (
+    language_model_candidates,
+    language_model_history,
+    language_model_levels,
+    language_model_training,
+)
 from arsm_experiments.report.pages import trl as trl_page
 from arsm_experiments.report.pages.tables import Tables
 from arsm_experiments.runs.archive import read_archive
@@ -343,23 +347,6 @@ def test_a_level_without_a_comparison_is_not_packed(tmp_path: Path) -> None:
     assert list(read_archive(path)["noise"]) == ["noise-chain-0.5.jsonl"]
 
 
-def test_seeds_of_some_methods_alone_are_named(tmp_path: Path) -> None:
-    (tmp_path / "language_model").mkdir()
-    head = "row,metric,mean,std,seeds,paper,seconds,hardware,commit\n"
-    line = '"countdown: {} (x), rate 1e-05, {}",accuracy after 9 tokens,{},0,1,,1,,\n'
-    runs = [
-        ("ppo", "trial", 0.4),
-        ("ppo", "seed 1", 0.5),
-        ("ppo", "seed 2", 0.6),
-        ("raft", "trial, cut", 0.2),
-    ]
-    whole = head + "".join(line.format(*run) for run in runs)
-    (tmp_path / "language_model" / "table.csv").write_text(whole)
-    made = page.training(Tables(tmp_path))
-    assert made.startswith("**No comparison yet.** 1 of 2 trials")
-    assert "Seeds that ended: ppo at 0.500, 0.600." in made
-
-
 def test_a_gradient_that_is_not_finite_stops_the_run(folder: Path, tmp_path: Path) -> None:
     late = worker(folder, tmp_path)
     before = {name: x.clone() for name, x in weights(late.pretrained.module).items()}
@@ -372,7 +359,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(folder: Path, tmp_path: Pat
 
 
 def test_the_default_number_of_draws_is_the_measured_one() -> None:
-    means = page.at_fresh(Tables(Path(__file__).parents[2] / "results"))
+    means = language_model_history.at_fresh(Tables(Path(__file__).parents[2] / "results"))
     estimator = Branch().estimator
     assert isinstance(estimator, RLOO)
     assert means[estimator.samples] == min(means.values())
@@ -397,18 +384,19 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
     words = language_model.write(results)
     assert "| branch 32 | 0.12 ± " in words
     tables = Tables(tmp_path)
-    assert [level.task for level in page.measured(tables)] == ["chain"] * 2
-    assert page.best_fixed(tables).count("(32)") == 2
-    made = page.training(tables)
+    assert [level.task for level in language_model_levels.measured(tables)] == ["chain"] * 2
+    assert language_model_history.best_fixed(tables).count("(32)") == 2
+    made = language_model_training.training(tables)
     rates = {
         chosen_rate([read_run(root / EXPERIMENT / Job(m, r, 0).name(PLAN)) for r in RATES])
         for m in METHODS[:1]
     }
     rows = language_model_training.results(tables)[TASK]
     assert {row.rate for row in rows if row.method == "branch"} == {f"{rate:g}" for rate in rates}
-    assert "| digits | 0." in made
-    assert "**Digits, 1 seed.** Less " in made
-    assert "training.png" in made
+    assert made.startswith("| | digits | seconds |")
+    assert "**Digits, less `2*grpo:2`.** `branch` is " in language_model_training.differences(
+        tables
+    )
     rows = list(csv.DictReader((results / "table.csv").read_text().splitlines()))
     assert sum("trial" in row["row"] for row in rows) == len(METHODS) * len(RATES)
     assert (results / "noise.png").stat().st_size > 1000
@@ -418,7 +406,7 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
     assert (results / "records.tar.xz").read_bytes() == first
     language_model.pack(results / "records.tar.xz", None, None, None, anew=True)
     language_model.write(results)
-    assert page.training(Tables(tmp_path)).startswith("**No comparison yet.** 0 of 0 trials")
+    assert not language_model_training.results(Tables(tmp_path))
 
 
 def test_candidates_enter_by_the_rule(tmp_path: Path) -> None:
@@ -444,21 +432,15 @@ def test_candidates_enter_by_the_rule(tmp_path: Path) -> None:
     language_model.pack(results / "records.tar.xz", None, measured, None)
     language_model.write(results)
     tables = Tables(tmp_path)
-    made = page.candidates(tables)
+    made = language_model_candidates.table(tables)
     assert made.endswith("rule lets into the library: own 0.5, branch 8.")
     assert "| own 0.5, branch 8 | 0.50±0.01 | 0.50±0.01 | 0.50±0.01 |" in made
     assert "| branch 8 | 1 | 1 | 1 |" in made
     assert "| value or branch 8 | 0.10±0.00 | - | - |" in made
     assert "over 6 rounds" in made
-    told = page.gains(tables)
-    assert told.startswith("Relative to 8 draws, over all levels: `own 0.5, branch 8` 0.50±0.01; ")
-    assert "own 0.25" not in told
-    assert "value or" not in told
-    assert told.endswith("rule lets into the library: own 0.5, branch 8.")
     # what other tables show stays what it was
-    assert len(page.measured(tables)) == 1
-    assert page.at_fresh(tables) == {}
-    assert page.noise(tables).startswith("At 24 fixed questions the best number of draws: chain ")
+    assert len(language_model_levels.measured(tables)) == 1
+    assert language_model_history.at_fresh(tables) == {}
 
 
 def test_findings_say_what_was_met(tmp_path: Path) -> None:
@@ -476,12 +458,17 @@ def test_findings_say_what_was_met(tmp_path: Path) -> None:
         writer = csv.DictWriter(file, language_model.COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
-    made = page.training(Tables(tmp_path))
+    made = language_model_training.training(Tables(tmp_path))
+    assert made.splitlines()[2:] == [
+        "| branch | **0.600±0.000** | 2 |",
+        "| ppo | **0.500±0.000** | 2 |",
+    ]
+    told = language_model_training.differences(Tables(tmp_path))
+    assert told.startswith("- **Countdown, less `ppo`.** `branch` is undecided: +0.333 (")
+    assert "When `branch` ends, after 2 s, `ppo` is at 0.500; it ends after 2 s." in told
     # the rival ends at 0.5, which branching has after half of the rival's tokens and seconds
-    assert "| countdown | 0.600±0.000 | 0.500±0.000 |" in made
-    assert "**Countdown, 2 seeds.** Less ppo, the best rival: `branch` +0.333 (" in made
-    assert "level after 0.50 of its tokens and 0.50 of its seconds" in made
-    assert "When `branch` ends, after 2 s, ppo is at 0.500" in made
+    (_, target) = language_model_training.in_short(Tables(tmp_path))
+    assert target.endswith("and half of its seconds, is missed on countdown.")
 
 
 def test_a_run_that_needs_too_much_memory_gets_smaller_micro_batches(

@@ -15,7 +15,7 @@ KINDS = {"arsm": COLOURS[0], "other unbiased estimators": NEUTRAL, "biased estim
 COLUMNS = (
     ("error x evaluations", "cost"),
     ("bias", "bias"),
-    ("bias that noise alone shows", "bias_error"),
+    ("bias of noise alone", "bias_error"),
     ("evaluations", "evaluations"),
 )
 
@@ -62,7 +62,7 @@ def _section(runs: Sequence[Record]) -> Section:
     ]
     panel = _ranking(first.label, [(words, line) for words, (_, line) in ranked])
     figure = Figure("The ranking", "Lower is better. Log scale.", [panel], {first.label: (COST,)})
-    return Section(f"Comparison, {first.label}", text, list(runs), results, [figure])
+    return Section(first.label, text, list(runs), results, [figure])
 
 
 def _unbiased(words: str) -> bool:

@@ -1,4 +1,4 @@
-"""The generated parts of results/agents/README.md."""
+"""The generated parts of results/agents/README.md and results/agents/HISTORY.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from arsm_experiments.report.pages.tables import Cell, Part, Tables, listed, markdown, welch
 from arsm_experiments.runs import lines
@@ -28,6 +28,8 @@ OWN = ("value", *BOTH, *BRANCHING)
 """This library's credits."""
 RIVALS = ("PPO", "A2C", "MaskablePPO")
 METHODS = (*OWN, *RIVALS)
+SHOWN = ("value", "both", "RLOO(2)", "ARSM", "PPO", "A2C")
+"""Columns of the page's table; HISTORY.md has all."""
 SECONDS, STEPS = "equal CPU seconds", "equal steps"
 RIVAL = "Stable-Baselines3's A2C, tuned"
 
@@ -78,43 +80,82 @@ def level(cell: Cell, first: Cell) -> bool:
     return cell.seeds >= ENOUGH and not welch(first, cell).decided
 
 
+def returns(runs: Runs, task: str, moment: str) -> dict[str, str]:
+    """Mean returns of a task by method, in bold if not decidedly behind the first."""
+    cells = {name: over_seeds(runs, task, name, moment) for name in METHODS}
+    there = {name: cell for name, cell in cells.items() if cell is not None}
+    first = max(there.values(), key=lambda cell: cell.mean)
+    words = {}
+    for name, cell in there.items():
+        size = abs(cell.mean)
+        text = f"{cell.mean:.{2 if size < 1 else 1 if size < 100 else 0}f}"
+        words[name] = f"**{text}**" if level(cell, first) else text
+    return words
+
+
+def tasks_of(runs: Runs) -> list[str]:
+    """The tasks that were run, in the table's order."""
+    return [task for task in TASKS if seeds_of(runs, task)]
+
+
 def table(tables: Tables) -> str:
-    """Mean returns at equal CPU seconds and at equal steps."""
+    """Mean returns of the main methods at equal CPU seconds."""
     runs = blocks(tables)
     rows = []
-    for task in [task for task in TASKS if seeds_of(runs, task)]:
-        words: dict[str, list[str]] = {method: [] for method in METHODS}
-        for moment in (SECONDS, STEPS):
-            cells = {name: over_seeds(runs, task, name, moment) for name in METHODS}
-            there = {name: cell for name, cell in cells.items() if cell is not None}
-            first = max(there.values(), key=lambda cell: cell.mean)
-            for name, cell in there.items():
-                size = abs(cell.mean)
-                text = f"{cell.mean:.{2 if size < 1 else 1 if size < 100 else 0}f}"
-                words[name].append(f"**{text}**" if level(cell, first) else text)
-        cells_of_row = ["/".join(words[method]) for method in METHODS]
-        rows.append([f"{task} ({len(seeds_of(runs, task))})", *cells_of_row])
+    for task in tasks_of(runs):
+        words = returns(runs, task, SECONDS)
+        rows.append([task, *(words.get(method, "") for method in SHOWN)])
+    return markdown(["", *SHOWN], rows)
+
+
+def every_method(tables: Tables) -> str:
+    """Mean returns of all methods at equal CPU seconds and at equal steps."""
+    runs = blocks(tables)
+    rows = []
+    for task in tasks_of(runs):
+        words = [returns(runs, task, moment) for moment in (SECONDS, STEPS)]
+        cells = ["/".join(each[name] for each in words if name in each) for name in METHODS]
+        rows.append([f"{task} ({len(seeds_of(runs, task))})", *cells])
     return markdown(["", *METHODS], rows)
 
 
-def beaten(runs: Runs, methods: Sequence[str], other: str, moment: str) -> tuple[int, int, float]:
-    """In how many blocks the best of these methods has a higher return than the other, and a lower
-    one; and the two-sided p-value of the sign test.
-    """
+class Score(NamedTuple):
+    """Blocks in which a method has the higher return, and the lower one, than another."""
+
+    won: int
+    lost: int
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of the sign test."""
+        blocks = self.won + self.lost
+        tail = sum(math.comb(blocks, k) for k in range(min(self) + 1))
+        return min(1.0, 2 * tail / 2**blocks)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the sign test's p-value is below 5%."""
+        return self.p < 0.05
+
+    @property
+    def p_text(self) -> str:
+        """The p-value in words."""
+        return f"p = {self.p:.2g}" if self.p >= 0.001 else "p < 0.001"
+
+    @property
+    def text(self) -> str:
+        """Comparisons won and lost: "3 to 12 (p = 0.04)"."""
+        return f"{self.won} to {self.lost} ({self.p_text})"
+
+
+def beaten(runs: Runs, method: str, other: str, moment: str) -> Score:
+    """A method's score against another, over all blocks that have both."""
     pairs = [
-        (max(own[name][moment] for name in methods if name in own), own[other][moment])
+        (own[method][moment], own[other][moment])
         for own in runs.values()
-        if other in own
+        if method in own and other in own
     ]
-    more, less = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    tail = sum(math.comb(more + less, k) for k in range(min(more, less) + 1))
-    return more, less, min(1.0, 2 * tail / 2 ** (more + less))
-
-
-def against(runs: Runs, methods: Sequence[str], other: str, moment: str) -> str:
-    """Comparisons won and lost: "3 to 12 (p = 0.04)"."""
-    more, less, p = beaten(runs, methods, other, moment)
-    return f"{more} to {less} (p {f'= {p:.2g}' if p >= 0.001 else '< 0.001'})"
+    return Score(sum(a > b for a, b in pairs), sum(a < b for a, b in pairs))
 
 
 def decidedly_ahead(runs: Runs, method: str, other: str, moment: str) -> list[str]:
@@ -130,27 +171,36 @@ def decidedly_ahead(runs: Runs, method: str, other: str, moment: str) -> list[st
     return found
 
 
-def answer(tables: Tables) -> str:
-    """What branching is good for in an agent, and what not."""
+def finding(tables: Tables) -> str:
+    """The value beside branches, alone and in addition."""
     runs = blocks(tables)
-    alone = {m: against(runs, ("RLOO(2)",), "value", m) for m in (SECONDS, STEPS)}
-    both = {m: against(runs, ("both",), "value", m) for m in (SECONDS, STEPS)}
+    alone = {moment: beaten(runs, "RLOO(2)", "value", moment) for moment in (SECONDS, STEPS)}
+    both = beaten(runs, "both", "value", SECONDS)
     spent = until_solved(tables)
     return (
-        f"**Branches alone are not the better credit: against the learned value, in {len(runs)} "
-        f"comparisons (a row and a seed each), `RLOO(2)` scores {alone[SECONDS]} at equal CPU "
-        f"seconds and {alone[STEPS]} at equal simulator steps. As an addition to the "
-        f"value they show no gain: {both[SECONDS]} and {both[STEPS]}. Where rollouts cost almost "
-        "nothing they come close: on batched CartPole ARSM takes "
-        f"{spent['ARSM'] / spent['value']:.1f} times the value's CPU seconds to 475.** Scores are "
-        "won to lost, without ties; p is the sign test's."
+        f"**Finding.** **In short runs the learned value {_against_branches(list(alone.values()))}:"
+        f" of {len(runs)} comparisons `RLOO(2)` wins {alone[SECONDS].won} and loses "
+        f"{alone[SECONDS].lost} at equal CPU seconds, and wins {alone[STEPS].won} and loses "
+        f"{alone[STEPS].lost} at equal simulator steps.** Branches added to the value win "
+        f"{both.won} and lose {both.lost}{'' if both.decided else ' (undecided)'}. On batched "
+        "CartPole, where rollouts cost almost nothing, ARSM takes "
+        f"{spent['ARSM'] / spent['value']:.1f} times the value's CPU seconds to solve it."
     )
+
+
+def _against_branches(branches: Sequence[Score]) -> str:
+    """The value's verdict against branches alone."""
+    if all(score.decided and score.won < score.lost for score in branches):
+        return "beats branches alone"
+    if all(score.decided and score.won > score.lost for score in branches):
+        return "is worse than branches alone"
+    return "is not decidedly better than branches alone"
 
 
 def in_short(tables: Tables) -> str:
     """The sentence of the guide about environments."""
     runs = blocks(tables)
-    alone, both = (against(runs, (name,), "value", SECONDS) for name in ("RLOO(2)", "both"))
+    alone, both = (beaten(runs, name, "value", SECONDS).text for name in ("RLOO(2)", "both"))
     return (
         f"In {len(runs)} short comparisons on {len({row for row, _ in runs})} tasks, at equal CPU "
         f"seconds, `RLOO(2)` alone scored {alone} against it, won to lost, and branches added to "
@@ -158,23 +208,37 @@ def in_short(tables: Tables) -> str:
     )
 
 
-def finding(tables: Tables) -> str:
-    """The default beside its rivals."""
+def details(tables: Tables) -> str:
+    """Scores of the value, its branches and its rivals, and the tasks on which it is behind."""
     runs = blocks(tables)
-    rivals = "; ".join(
-        f"{rival} {against(runs, ('value',), rival, SECONDS)} and "
-        f"{against(runs, ('value',), rival, STEPS)}"
-        for rival in ("PPO", "A2C")
-    )
-    ahead = [
-        f"{rival} on {listed(where)}"
-        for rival in RIVALS
-        if (where := decidedly_ahead(runs, rival, "value", SECONDS))
+    pairs = [("RLOO(2)", "value"), ("both", "value"), ("value", "PPO"), ("value", "A2C")]
+    bullets = [
+        *(_scores(runs, method, other) for method, other in pairs),
+        *(_ahead(runs, moment) for moment in (SECONDS, STEPS)),
     ]
-    return (
-        "`value`, the default, against its rivals, at equal CPU seconds and at equal steps: "
-        f"{rivals}. Decidedly ahead of it at equal CPU seconds: {'; '.join(ahead) or 'none'}."
-    )
+    return "\n".join(f"- {bullet}" for bullet in bullets)
+
+
+def _scores(runs: Runs, method: str, other: str) -> str:
+    """A method's scores against another at both moments."""
+    seconds, steps = (beaten(runs, method, other, moment).text for moment in (SECONDS, STEPS))
+    return f"`{method}` against `{other}`: {seconds}, and {steps}."
+
+
+def in_a_sentence(task: str) -> str:
+    """A task's name without a comma: "Knobs (K = 4)"."""
+    name, _, size = task.partition(", ")
+    return f"{name} ({size})" if size else name
+
+
+def _ahead(runs: Runs, moment: str) -> str:
+    """The tasks on which a rival is decidedly ahead of the value."""
+    ahead = [
+        f"{rival} on {listed([in_a_sentence(task) for task in where])}"
+        for rival in RIVALS
+        if (where := decidedly_ahead(runs, rival, "value", moment))
+    ]
+    return f"Rivals decidedly ahead of `value` at {moment}: {'; '.join(ahead) or 'none'}."
 
 
 def overshoot(tables: Tables) -> str:
@@ -276,23 +340,29 @@ def until_solved(tables: Tables) -> dict[str, float]:
 
 
 def speed(tables: Tables) -> str:
-    """Seconds to solve CartPole, and steps per second of Pong's rollouts."""
+    """Seconds to solve CartPole."""
     spent, solved = to_the_line(tables)
     beside = until_solved(tables)
+    return (
+        f"- ARSM averages 195 on CartPole-v0 after {spent['ARSM']:.1f} CPU seconds "
+        f"(median; {solved['ARSM']} seeds). Stable-Baselines3's A2C with the zoo's settings takes "
+        f"{spent[RIVAL]:.1f} ({solved[RIVAL]}), {spent[RIVAL] / spent['ARSM']:.1f} times as long.\n"
+        "- Branches do not explain it. In this library's batched environment and loop, which "
+        "that A2C lacks, the value reaches 475 on CartPole-v1 after "
+        f"{beside['value']:.1f} CPU seconds, ARSM after {beside['ARSM']:.1f}."
+    )
+
+
+def pong(tables: Tables) -> str:
+    """Steps per second of Pong's rollouts."""
     # one run of the command each, the last one last
     *_, last = pong_rates(tables)
-    pong, emulator = last["rollouts, branched by ale"], last["the emulator alone"]
+    rollouts, emulator = last["rollouts, branched by ale"], last["the emulator alone"]
     return (
-        f"CartPole-v0 averages 195 after {spent['ARSM']:.1f} CPU seconds of ARSM "
-        f"({solved['ARSM']} seeds) and after {spent[RIVAL]:.1f} of Stable-Baselines3's A2C with "
-        f"the zoo's settings ({solved[RIVAL]}), medians over seeds: "
-        f"{spent[RIVAL] / spent['ARSM']:.1f} times as long. Branches do not explain it: in this "
-        "library's batched environment and loop, which that A2C lacks, the value reaches 475 on "
-        f"CartPole-v1 after {beside['value']:.1f} seconds, ARSM after {beside['ARSM']:.1f}. "
         "Rollouts of Pong (from RAM, one frame per step, environments made before) that branch by "
-        f"the emulator's state play {median(pong):,.0f} steps per CPU second ({min(pong):,.0f} to "
-        f"{max(pong):,.0f}, {len(pong)} times); the emulator alone {median(emulator):,.0f} "
-        f"({min(emulator):,.0f} to {max(emulator):,.0f})."
+        f"the emulator's state play {median(rollouts):,.0f} steps per CPU second "
+        f"({min(rollouts):,.0f} to {max(rollouts):,.0f}, {len(rollouts)} times). The emulator "
+        f"alone plays {median(emulator):,.0f} ({min(emulator):,.0f} to {max(emulator):,.0f})."
     )
 
 
@@ -307,10 +377,15 @@ def pong_rates(tables: Tables) -> list[dict[str, list[float]]]:
 
 
 PARTS: dict[str, Part] = {
-    "answer": answer,
-    "table": table,
-    "overshoot": overshoot,
     "finding": finding,
+    "table": table,
+    "details": details,
     "speed": speed,
 }
-HISTORY_PARTS: dict[str, Part] = {"default": default_rule, "long": long_runs}
+HISTORY_PARTS: dict[str, Part] = {
+    "every": every_method,
+    "overshoot": overshoot,
+    "default": default_rule,
+    "long": long_runs,
+    "pong": pong,
+}

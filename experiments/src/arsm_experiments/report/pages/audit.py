@@ -1,45 +1,77 @@
-"""The generated parts of results/audit/README.md."""
+"""The generated parts of the pages of results/audit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from arsm_experiments.ecosystem.figure import COLOURS, kind, summary
-from arsm_experiments.report.pages.tables import Tables
+from arsm_experiments.report.pages.tables import Tables, markdown
 
 TRAINERS = ("trl", "verl", "openrlhf", "skyrl", "tunix")
+UNBIASED, BIASED, BROKEN = COLOURS
+TOKEN_BY_TOKEN = "it has the gradient token by token"
+"""The finding of a KL penalty that leaves out what a token does to later ones."""
 CORRECT = "reduced audits of correct losses"
 RATE = "0.05"
 """The declared rate of false alarms that the page names."""
 
 
+def answer(tables: Tables) -> str:
+    """How many gradients of current releases are as documented, our own apart."""
+    judged = [line for line in _judged(tables) if _current(line) and _package(line) != "arsm"]
+    kinds = Counter(map(kind, judged))
+    penalties = sum(kind(line) == BROKEN and TOKEN_BY_TOKEN in line["finding"] for line in judged)
+    packages = len(set(map(_package, judged)))
+    return (
+        f"**Finding.** **Of {len(judged)} gradients in current releases of {packages} other "
+        f"packages, {kinds[BROKEN]} are not as documented.** "
+        f"{kinds[UNBIASED]} are unbiased, and {kinds[BIASED]} are biased without a promise of the "
+        f"opposite. {penalties} of the {kinds[BROKEN]} are penalties on a KL divergence that are "
+        "right for single tokens but not for whole answers."
+    )
+
+
 def packages(tables: Tables) -> str:
-    """How many parts of each package are what, and what the registries have."""
+    """How many judged gradients of each current release are what."""
+    releases: dict[str, list[dict[str, str]]] = {}
+    for line in _judged(tables):
+        if _current(line):
+            release = f"{_package(line)} {line['version'].split(' ')[-1]}"
+            releases.setdefault(release, []).append(line)
+    return markdown(
+        ["package", *COLOURS], [[name, *_counts(own)] for name, own in releases.items()]
+    )
+
+
+def _counts(lines: Sequence[dict[str, str]]) -> list[str]:
+    """How many of these gradients are of each kind."""
+    kinds = Counter(map(kind, lines))
+    return [f"{kinds[name]}" for name in COLOURS]
+
+
+def entries(tables: Tables) -> str:
+    """All entries, those of older releases and those that were not judged among them."""
     header = ["package", "version", "entries", *COLOURS, "not judged"]
-    lines = [
-        f"| {' | '.join(header)} |",
-        "|---" * len(header) + "|",
-        *summary(tables.results / "audit" / "table.csv"),
-    ]
-    judged = [
-        line
-        for line in tables.lines("audit/table.csv")
-        if line["verdict"] in ("unbiased", "wrong") and _current(line)
-    ]
-    count = len({_package(line) for line in judged})
-    broken = sum(kind(line) == "not as documented" for line in judged)
     names = tables.lines("audit/coverage.csv")
-    entries = sum(bool(line["entry"]) for line in names)
+    covered = sum(bool(line["entry"]) for line in names)
     return "\n".join(
         [
-            *lines,
+            f"| {' | '.join(header)} |",
+            "|---" * len(header) + "|",
+            *summary(tables.results / "audit" / "table.csv"),
             "",
-            f"Of current releases, our own apart, {len(judged)} gradients of {count} packages are "
-            f"judged, {broken} of them not as documented. Announced bias is no defect. "
             "`coverage.csv` lists all names that the registries of the five trainers export: "
-            f"{entries} have an entry, {len(names) - entries} a reason why not.",
+            f"{covered} have an entry, {len(names) - covered} a reason why not.",
         ]
     )
+
+
+def _judged(tables: Tables) -> list[dict[str, str]]:
+    """The entries that have a verdict."""
+    return [
+        line for line in tables.lines("audit/table.csv") if line["verdict"] in ("unbiased", "wrong")
+    ]
 
 
 def _package(line: Mapping[str, str]) -> str:
@@ -48,18 +80,13 @@ def _package(line: Mapping[str, str]) -> str:
 
 
 def _current(line: Mapping[str, str]) -> bool:
-    """Whether an entry is of another package's current release."""
-    return _package(line) != "arsm" and " " not in _package(line)
+    """Whether an entry is of a package's current release."""
+    return " " not in _package(line)
 
 
 def trust(tables: Tables) -> str:
-    """What an audit takes, and its false alarms."""
-    lines = [
-        line
-        for line in tables.lines("audit/table.csv")
-        if line["row"].partition(":")[0] in TRAINERS and line["verdict"] in ("unbiased", "wrong")
-    ]
-    seconds = [float(line["seconds"]) for line in lines]
+    """The time of an audit, and its false alarms."""
+    seconds = [float(line["seconds"]) for line in _judged(tables) if _package(line) in TRAINERS]
     (alarms,) = (
         line
         for line in tables.lines("audit/referee.csv")
@@ -67,11 +94,12 @@ def trust(tables: Tables) -> str:
     )
     number = int(alarms["audits"])
     return (
-        f"An audit of a trainer's loss takes {min(seconds):.0f} to {max(seconds):.0f} CPU seconds "
-        "on one thread. Sampled audits of correct losses (`referee.csv`) gave "
+        f"- An audit of a trainer's loss takes {min(seconds):.0f} to {max(seconds):.0f} CPU "
+        "seconds on one thread.\n- Sampled audits of correct losses (`referee.csv`) gave "
         f"{number * float(alarms['value']):.0f} alarms in {number:,}, at a declared rate of "
         f"{float(RATE):.0%}."
     )
 
 
-PARTS = {"packages": packages, "trust": trust}
+PARTS = {"answer": answer, "packages": packages, "trust": trust}
+HISTORY_PARTS = {"entries": entries}

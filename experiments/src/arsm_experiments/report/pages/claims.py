@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from arsm_experiments.ecosystem.figure import kind
 from arsm_experiments.report.pages import language_model
 from arsm_experiments.report.pages.language_model_training import OURS, best, results
-from arsm_experiments.report.pages.tables import Tables
+from arsm_experiments.report.pages.tables import Tables, listed
 
 BRANCH = f"branch 8{language_model.FRESH}"
 """The default of `Branch`, with questions drawn as in training."""
@@ -33,12 +33,11 @@ def language_models(tables: Tables) -> str:
         ratio = levels[task].ratios[BRANCH]
         half = language_model.half(ratio)
         told.append(f"{ratio.mean:.0%} ± {half:.0%} on {name.format(levels[task].accuracy)}")
-    listed = ", ".join(told)
     return (
         "- **Credit for every token of a language model.** Go back to a token, try another one, "
-        "compare the rewards. On SmolLM2-135M the same gradient noise takes this share of the "
-        f"best group method's tokens (95% intervals): {listed}; where few answers are right, it "
-        f"saves little or nothing. {_trained(tables)} "
+        "compare the rewards. For the same gradient noise SmolLM2-135M takes this share of the "
+        f"best group method's tokens (95% intervals): {listed(told)}. Where few answers are "
+        f"right, it saves little or nothing. {_trained(tables)} "
         "([measurements](results/language_model/README.md); "
         "[inside TRL](docs/guides/trl.md): three lines)."
     )
@@ -52,10 +51,10 @@ def _trained(tables: Tables) -> str:
         (row for row in rows if row.method in OURS),
         key=lambda row: row.final.mean,
     )
-    steps = " in four epochs" if ours.method.endswith("4 epochs") else ""
     return (
-        f"Trained on countdown{steps} it ends at {ours.final.mean:.3f} after {ours.seconds:.0f} s, "
-        f"{rival.method.upper()} at {rival.final.mean:.3f} after {rival.seconds:.0f}"
+        f"Training on countdown ends at a reward of {ours.final.mean:.3f} after "
+        f"{ours.seconds:.0f} s, with {rival.method.upper()} at {rival.final.mean:.3f} after "
+        f"{rival.seconds:.0f} s"
     )
 
 

@@ -1,4 +1,4 @@
-"""The generated parts of results/control/README.md."""
+"""The generated parts of results/control/README.md and results/control/HISTORY.md."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import numpy as np
 
 from arsm_experiments.control import WINDOW
 from arsm_experiments.report.control import seed_series
-from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, welch
+from arsm_experiments.report.pages.tables import Cell, Part, Tables, listed, markdown, welch
+from arsm_experiments.report.welch import Difference
 from arsm_experiments.runs.archive import read_archive
 from arsm_experiments.runs.reader import Record, make_record
 
-LANDER = ", reward scale 0.01"
-CHOSEN = f"rmsprop 0.01{LANDER}"
+LANDER = "LunarLander-v3"
+SCALED = ", reward scale 0.01"
+CHOSEN = f"rmsprop 0.01{SCALED}"
 """The choice of ARSM's grid on LunarLander."""
 LONGER = "ARSM, 1,500 s"
 LONGEST = "ARSM, 4,000 s"
@@ -38,17 +40,18 @@ ROWS = {
         "RELAX": "relax, adam 0.01, entropy 0.01",
         "A2C": "a2c, rmsprop 0.01, entropy 0.01",
     },
-    "LunarLander-v3": {
+    LANDER: {
         "ARSM": f"arsm, {CHOSEN}, 400 CPU seconds",
         LONGER: f"arsm, {CHOSEN}, 1,500 CPU seconds",
         LONGEST: f"arsm, {CHOSEN}, 4,000 CPU seconds",
         "ARS": f"ars, {CHOSEN}, 400 CPU seconds",
-        "RELAX": f"relax, rmsprop 0.01{LANDER}, entropy 0.01",
-        "A2C": f"a2c, adam 0.003{LANDER}, entropy 0.01",
+        "RELAX": f"relax, rmsprop 0.01{SCALED}, entropy 0.01",
+        "A2C": f"a2c, adam 0.003{SCALED}, entropy 0.01",
     },
 }
-NAMES = {"CartPole-v0": "CartPole", "Acrobot-v1": "Acrobot", "LunarLander-v3": "LunarLander"}
+NAMES = {"CartPole-v0": "CartPole", "Acrobot-v1": "Acrobot", LANDER: "LunarLander"}
 RIVALS = ("RELAX", "A2C")
+COMPARED = ("ARSM", *RIVALS)
 PLACES = ("first", "second", "third")
 """Of ARSM, by the number of its rivals that are above it."""
 
@@ -70,12 +73,11 @@ def _records(results: Path) -> list[Record]:
 
 def on_lander(tables: Tables, method: str, key: str = "step") -> list[Columns]:
     """The reported seeds of a method on LunarLander, at the lines that have `key`."""
-    task = "LunarLander-v3"
-    name = ROWS[task][method].partition(",")[0]
+    name = ROWS[LANDER][method].partition(",")[0]
     return [
         columns
         for record in _records(tables.results)
-        if record.config["environment"] == task
+        if record.config["environment"] == LANDER
         and record.config["method"] == name
         and record.config.get("cpu_seconds") == LIMITS.get(method)
         and record.config["seed"] >= FIRST_SEED
@@ -99,7 +101,31 @@ def passes(tables: Tables, task: str, method: str) -> str:
 
 
 def table(tables: Tables) -> str:
-    """Final averages, seeds at the line and cost of every method."""
+    """Final returns, seeds at the line and cost of every method."""
+    header = ["", "", "final return: median (10th to 90th percentile)", "seeds that pass"]
+    header += ["million steps", "CPU seconds"]
+    rows = []
+    for task, methods in ROWS.items():
+        for place, method in enumerate(name for name in methods if name != LONGER):
+            name = NAMES[task] if place == 0 else ""
+            rows.append([name, method, *_results(tables, task, method)])
+    return markdown(header, rows)
+
+
+def _results(tables: Tables, task: str, method: str) -> list[str]:
+    """Cells of the main table."""
+    return [
+        median(tables, task, method),
+        passes(tables, task, method).replace(" of ", "/"),
+        _millions(cell(tables, task, method, "simulator steps").mean),
+        f"{cell(tables, task, method, 'CPU seconds').mean:,.0f}",
+    ]
+
+
+def every_row(tables: Tables) -> str:
+    """The main table with the rows and the columns that it leaves out."""
+    header = ["", "", "final return", "seeds that pass", "million steps", "CPU seconds"]
+    header += ["episodes", "CPU seconds to the line", "ln variance"]
     rows = []
     for task, methods in ROWS.items():
         for place, (method, label) in enumerate(methods.items()):
@@ -108,17 +134,12 @@ def table(tables: Tables) -> str:
                 [
                     NAMES[task] if place == 0 else "",
                     method,
-                    median(tables, task, method),
-                    passes(tables, task, method).replace(" of ", "/"),
+                    *_results(tables, task, method),
                     f"{cell(tables, task, method, 'episodes').mean:,.0f}",
-                    _millions(cell(tables, task, method, "simulator steps").mean),
-                    f"{cell(tables, task, method, 'CPU seconds').mean:,.0f}",
                     "" if seconds is None else f"{seconds.mean:,.0f}",
                     f"{cell(tables, task, method, 'log variance').mean:.1f}",
                 ]
             )
-    header = ["", "", "final average: median (10th to 90th percentile)", "seeds that pass"]
-    header += ["episodes", "million steps", "CPU seconds", "to the line", "ln variance"]
     return markdown(header, rows)
 
 
@@ -128,69 +149,117 @@ def _millions(count: float) -> str:
 
 
 def notes(tables: Tables) -> str:
-    """What the table's columns mean, and where a run ends."""
-    limit = cell(tables, "LunarLander-v3", "A2C", "episodes").mean
+    """Meaning of the columns, and where a run ends."""
+    own, longest = (cell(tables, LANDER, name, "final average").seeds for name in ("ARSM", LONGEST))
+    return (
+        f"Higher is better. A return is the average over a seed's last {WINDOW} true episodes, or "
+        "over all if it has fewer. A seed passes if this average ever reaches 195, -100 or 200. "
+        "Steps (rollouts and replays counted) and CPU seconds are means over seeds; machines "
+        f"differ. Rows have {own} seeds, `{LONGEST}` has {longest}. On LunarLander ARSM and ARS "
+        "stop after 400 CPU seconds, or as many as the row names."
+    )
+
+
+def longer_runs(tables: Tables) -> str:
+    """Where the runs of 1,500 CPU seconds end."""
+    limit = cell(tables, LANDER, "A2C", "episodes").mean
     ends = sorted(int(seed["step"][-1]) for seed in on_lander(tables, LONGER))
     stopped, others = ends.count(int(limit)), [end for end in ends if end < limit]
     return (
-        f"Final averages are over a seed's last {WINDOW} true episodes, or all if it has fewer; a "
-        "seed passes if this average ever reaches 195, -100 or 200. Steps include rollouts and "
-        "replays. `To the line`: mean CPU seconds of the seeds that pass. ln variance: the "
-        "gradient's, averaged over the run. On LunarLander ARSM and ARS stop after 400 CPU seconds "
-        f"or those named, or at {limit:,.0f} episodes ({stopped} seed of `{LONGER}`; the others "
-        f"play {others[0]} to {others[-1]}), other rows after their episodes; machines differ."
+        "On LunarLander ARSM and ARS stop after 400 CPU seconds or those named, or at "
+        f"{limit:,.0f} episodes ({stopped} seed of `{LONGER}`; the others play {others[0]} to "
+        f"{others[-1]}). RELAX and A2C stop after their episodes."
     )
 
 
-def answer(tables: Tables) -> str:
-    """ARSM beside its rivals: places by the median, seeds that pass, cost."""
-    compared = ("ARSM", *RIVALS)
+def finding(tables: Tables) -> str:
+    """ARSM beside its rivals: places by the median, and cost."""
     places: dict[str, list[str]] = {}
-    behind, overlap, more, shares = [], [], [], []
+    overlap, shares = [], []
     for task, name in NAMES.items():
-        medians = {each: cell(tables, task, each, "its median").mean for each in compared}
-        above = sum(medians[rival] > medians["ARSM"] for rival in RIVALS)
-        places.setdefault(PLACES[above], []).append(name)
-        if "ARS" in ROWS[task] and cell(tables, task, "ARS", "its median").mean > medians["ARSM"]:
-            behind.append(name)
+        places.setdefault(PLACES[above(tables, task)], []).append(name)
         if all(overlapping(tables, task, "ARSM", rival) for rival in RIVALS):
             overlap.append(name)
-        passed = {each: cell(tables, task, each, "seeds at the line").mean for each in compared}
-        if all(passed["ARSM"] > passed[rival] for rival in RIVALS):
-            more.append(name)
-        steps = {each: cell(tables, task, each, "simulator steps").mean for each in compared}
-        shares.append(f"{steps['ARSM'] / max(steps[rival] for rival in RIVALS):.2g}")
-
-    task = "LunarLander-v3"
-    spent, episodes = (
-        {each: cell(tables, task, each, metric).mean for each in compared}
-        for metric in ("CPU seconds", "episodes")
-    )
+        shares.append(more_steps(tables, task))
     placed = listed([f"{place} on {listed(names)}" for place, names in places.items()])
     return (
-        f"**By the median over seeds, ARSM is, of these three, {placed}; the paper has it ahead "
-        f"everywhere. ARS is above it {_where(behind)}. Its range over seeds overlaps with both "
-        f"rivals' {_where(overlap)}; {_where(more, 'only ')} do more of its seeds pass than of "
-        f"theirs. It plays {listed(shares)} times the simulator steps of the costlier rival:** on "
-        f"LunarLander {episodes['ARSM']:.0f} episodes in {spent['ARSM']:.0f} CPU seconds, where "
-        f"A2C plays {episodes['A2C']:,.0f} in {spent['A2C']:.0f}. {_longest(tables)}"
+        f"**Finding.** **By the median over seeds ARSM is {placed}; the paper has it first on all "
+        f"three.** Its range over seeds overlaps with both rivals' {_where(overlap)}. It plays "
+        f"{min(shares):.2g} to {max(shares):.2g} times the simulator steps of the costlier rival."
+    )
+
+
+def above(tables: Tables, task: str) -> int:
+    """The number of rivals whose median is above ARSM's."""
+    medians = {each: cell(tables, task, each, "its median").mean for each in COMPARED}
+    return sum(medians[rival] > medians["ARSM"] for rival in RIVALS)
+
+
+def more_steps(tables: Tables, task: str) -> float:
+    """ARSM's simulator steps, in those of the costlier rival."""
+    steps = {each: cell(tables, task, each, "simulator steps").mean for each in COMPARED}
+    return steps["ARSM"] / max(steps[rival] for rival in RIVALS)
+
+
+def details(tables: Tables) -> str:
+    """Cost on LunarLander, seeds that pass, ARS and the variance, a bullet each."""
+    bullets = [
+        _shortest(tables),
+        _longest(tables),
+        f"More seeds of ARSM than of either rival pass {_where(most_pass(tables), 'only ')}.",
+        f"The median of ARS is above ARSM's {_where(ars_above(tables))}.",
+        less_variance(tables),
+        early_variance(tables),
+    ]
+    return "\n".join(f"- {bullet}" for bullet in bullets)
+
+
+def most_pass(tables: Tables) -> list[str]:
+    """The tasks on which more seeds of ARSM pass than of each rival."""
+    found = []
+    for task, name in NAMES.items():
+        passed = {each: cell(tables, task, each, "seeds at the line").mean for each in COMPARED}
+        if all(passed["ARSM"] > passed[rival] for rival in RIVALS):
+            found.append(name)
+    return found
+
+
+def ars_above(tables: Tables) -> list[str]:
+    """The tasks on which the median of ARS is above ARSM's."""
+    return [
+        name
+        for task, name in NAMES.items()
+        if "ARS" in ROWS[task]
+        and cell(tables, task, "ARS", "its median").mean
+        > cell(tables, task, "ARSM", "its median").mean
+    ]
+
+
+def _shortest(tables: Tables) -> str:
+    """Episodes on LunarLander beside A2C's."""
+    seconds, episodes = (
+        {each: cell(tables, LANDER, each, metric).mean for each in ("ARSM", "A2C")}
+        for metric in ("CPU seconds", "episodes")
+    )
+    return (
+        f"In {seconds['ARSM']:.0f} CPU seconds ARSM plays {episodes['ARSM']:.0f} episodes of "
+        f"LunarLander. A2C plays {episodes['A2C']:,.0f} in {seconds['A2C']:.0f}."
     )
 
 
 def _longest(tables: Tables) -> str:
     """How far each seed of ARSM comes on LunarLander with the most time."""
-    task = "LunarLander-v3"
-    seconds = cell(tables, task, LONGEST, "CPU seconds").mean
-    passed = cell(tables, task, LONGEST, "seeds at the line").mean
+    seconds = cell(tables, LANDER, LONGEST, "CPU seconds").mean
+    passed = cell(tables, LANDER, LONGEST, "seeds at the line").mean
     seeds = on_lander(tables, LONGEST)
     episodes = listed([f"{seed['step'][-1]:.0f}" for seed in seeds])
     finals = [float(seed["average_return"][-1]) for seed in seeds]
-    best = max(cell(tables, task, rival, "its median").mean for rival in RIVALS)
+    best = max(cell(tables, LANDER, rival, "its median").mean for rival in RIVALS)
     above = ", above both rivals' medians" if min(finals) > best else ""
     return (
-        f"With {seconds:,.0f} seconds its {len(seeds)} seeds play {episodes} episodes and end at "
-        f"{listed([f'{final:.0f}' for final in finals])}{above}; "
-        f"{passed:.0f} passes the line."
+        f"In {seconds:,.0f} CPU seconds {len(seeds)} seeds of ARSM play {episodes} episodes and "
+        f"end at {listed([f'{final:.0f}' for final in finals])}{above}; {passed:.0f} passes the "
+        "line."
     )
 
 
@@ -205,42 +274,76 @@ def overlapping(tables: Tables, task: str, *methods: str) -> bool:
     return max(low) <= min(high)
 
 
-def variance(tables: Tables) -> str:
-    """Where ARSM's gradient has less variance than the others', and where not."""
-    parts = []
-    less = {rival: [] for rival in RIVALS}
-    for task, methods in ROWS.items():
-        own = cell(tables, task, "ARSM", "log variance")
-        differences = {
-            other: welch(cell(tables, task, other, "log variance"), own)
-            for other in (*RIVALS, NOT_CHOSEN)
-            if other in methods
-        }
-        for rival in RIVALS:
-            if differences[rival].decided and differences[rival].mean > 0:
-                less[rival].append(NAMES[task])
-        words = [f"{other.replace(',', '')} {x.short}" for other, x in differences.items()]
-        parts.append(f"{NAMES[task]} {', '.join(words)}")
-    decided = ", ".join(
-        f"against {name} on {_which(less[rival])}"
-        for rival, name in {"RELAX": "RELAX", "A2C": "the grid's A2C"}.items()
+def lower_variance(tables: Tables) -> dict[str, list[str]]:
+    """The tasks on which ARSM's gradient has decidedly less variance than a rival's."""
+    return {
+        rival: [
+            name
+            for task, name in NAMES.items()
+            if (lead := _more_variance(tables, task, rival)).decided and lead.mean > 0
+        ]
+        for rival in RIVALS
+    }
+
+
+def _more_variance(tables: Tables, task: str, other: str) -> Difference:
+    """ln of another method's gradient variance, less ARSM's."""
+    return welch(*(cell(tables, task, name, "log variance") for name in (other, "ARSM")))
+
+
+def less_variance(tables: Tables) -> str:
+    """Where ARSM's gradient has less variance than the rivals', and where not."""
+    less = lower_variance(tables)
+    return (
+        f"ARSM's gradient has decidedly less variance than RELAX's on {_which(less['RELAX'])} and "
+        f"than the grid's A2C's on {_which(less['A2C'])}. In the paper it has less than both on "
+        "all three."
     )
-    first = {name: _early_variance(tables, name) for name in ("ARSM", *RIVALS)}
-    early = {rival: welch(first[rival], first["ARSM"]) for rival in RIVALS}
-    words = [f"{rival} {x.short}" for rival, x in early.items()]
-    lower = [rival for rival, x in early.items() if x.decided and x.mean < 0]
-    end = f" (decidedly less for {listed(lower)})" if lower else ""
+
+
+def early_differences(tables: Tables) -> dict[str, Difference]:
+    """ln of the rivals' gradient variance, less ARSM's, in LunarLander's first episodes."""
+    first = {name: _early_variance(tables, name) for name in COMPARED}
+    return {rival: welch(first[rival], first["ARSM"]) for rival in RIVALS}
+
+
+def early_variance(tables: Tables) -> str:
+    """The rivals with less variance than ARSM in LunarLander's first episodes."""
+    lower = {
+        rival: lead
+        for rival, lead in early_differences(tables).items()
+        if lead.decided and lead.mean < 0
+    }
+    names = listed(list(lower) or ["neither rival"])
+    verb = "have" if len(lower) > 1 else "has"
+    leads = listed([lead.short for lead in lower.values()] or [""])
+    return (
+        f"Over LunarLander's first {WINDOW} episodes {names} {verb} decidedly less variance than "
+        f"ARSM{f' (ln variance {leads})' if lower else ''}."
+    )
+
+
+def variance(tables: Tables) -> str:
+    """Differences of ln variance on every task."""
+    parts = []
+    for task, methods in ROWS.items():
+        others = [name for name in (*RIVALS, NOT_CHOSEN) if name in methods]
+        words = [
+            f"{other.replace(',', '')} {_more_variance(tables, task, other).short}"
+            for other in others
+        ]
+        parts.append(f"{NAMES[task]} {', '.join(words)}")
+    early = early_differences(tables)
     return (
         "ln of the others' gradient variance less ARSM's (95% interval): "
-        f"{'; '.join(parts)}. The paper has less for ARSM than for A2C and RELAX on all three "
-        f"tasks; here that is decided {decided}. LunarLander's runs differ in length; over their "
-        f"first {WINDOW} episodes it is {listed(words)}{end}."
+        f"{'; '.join(parts)}. LunarLander's runs differ in length. Over their first {WINDOW} "
+        f"episodes it is {listed([f'{rival} {lead.short}' for rival, lead in early.items()])}."
     )
 
 
 def _which(tasks: list[str]) -> str:
     if len(tasks) == len(NAMES):
-        return "all three"
+        return "all three tasks"
     return listed(tasks) if tasks else "none"
 
 
@@ -253,4 +356,14 @@ def _early_variance(tables: Tables, method: str) -> Cell:
     return Cell(fmean(values), stdev(values), len(values))
 
 
-PARTS = {"answer": answer, "table": table, "notes": notes, "variance": variance}
+PARTS: dict[str, Part] = {
+    "finding": finding,
+    "table": table,
+    "notes": notes,
+    "details": details,
+}
+HISTORY_PARTS: dict[str, Part] = {
+    "rows": every_row,
+    "longer": longer_runs,
+    "variance": variance,
+}

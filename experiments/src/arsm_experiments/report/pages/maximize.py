@@ -1,9 +1,10 @@
-"""The generated parts of results/maximize/README.md."""
+"""The generated parts of the pages of results/maximize."""
 
 from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable
 
 from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown
@@ -23,6 +24,8 @@ METHODS = {
 }
 RIVALS = ("CatCMA", "nevergrad (1+1)", "nevergrad NGOpt", "Optuna TPE")
 """Those that `arsm.maximize` is compared with instance by instance."""
+SPOKEN = {"schedule": "schedules", "architecture": "architectures"}
+"""Families as sentences name them, where the table's name does not read well."""
 DECIMALS = {"QUBO": 1, "schedule": 1, "MAX-SAT": 1, "architecture": 2}
 CHEAP = ("QUBO", "schedule", "MAX-SAT")
 """Families whose f takes hardly any time."""
@@ -49,27 +52,57 @@ def table(tables: Tables) -> str:
     return markdown(["", *DECIMALS], marked)
 
 
-def finding(tables: Tables) -> str:
+def answer(tables: Tables) -> str:
+    """The families on which `arsm.maximize` leads, and what is undecided."""
+    outcomes = _outcomes(_runs(tables))
+    led = [
+        SPOKEN.get(family, family)
+        for family in DECIMALS
+        if all(outcomes[rival, family] == "ahead" for rival in RIVALS)
+    ]
+    level = [
+        SPOKEN.get(family, family)
+        for family in DECIMALS
+        if outcomes["CatCMA", family] == "undecided"
+    ]
+    counts = Counter(outcomes.values())
+    return (
+        f"**Finding.** **`arsm.maximize` is ahead of all its main rivals on {listed(led)} alone. "
+        f"Against CatCMA the result is undecided on {listed(level)}.** Of {len(outcomes)} "
+        f"comparisons with {listed([METHODS[rival] for rival in RIVALS])}, it is ahead in "
+        f"{counts['ahead']}, behind in {counts['behind']} and undecided in {counts['undecided']}."
+    )
+
+
+def details(tables: Tables) -> str:
     """Differences instance by instance, and seconds."""
     runs = _runs(tables)
-    told = [
-        "`arsm.maximize` less its rivals, instance by instance, with 95% intervals and, in "
-        "brackets, the instances of ten on which it is ahead:",
-        "",
-    ]
+    told = []
     for rival in RIVALS:
         words = []
         for family, decimals in DECIMALS.items():
             mean, ahead = gain(runs, rival, family)
             words.append(f"{family} {mean.mean:+.{decimals}f} ± {mean.half:.{decimals}f} ({ahead})")
-        told.append(f"- {METHODS[rival]}: {listed(words)}.")
-    told.append(
-        "- CPU seconds per run on QUBO, schedules and MAX-SAT: "
-        + listed([f"{METHODS[method]} {_seconds(runs, method)}" for method in (OURS, *RIVALS)])
-        + "."
-    )
-    told += ["", _undecided(runs)]
+        told.append(f"- **{METHODS[rival]}**: {listed(words)}.")
+    seconds = [f"{METHODS[method]} {_seconds(runs, method)}" for method in (OURS, *RIVALS)]
+    told += [
+        f"- **Undecided**: {_undecided(runs)}.",
+        f"- **CPU seconds per run** on {listed(CHEAP)}: {listed(seconds)}.",
+    ]
     return "\n".join(told)
+
+
+def _outcomes(runs: Runs) -> dict[tuple[str, str], str]:
+    """Whether `arsm.maximize` is ahead of a rival on a family, behind, or neither."""
+    found: dict[tuple[str, str], str] = {}
+    for rival in RIVALS:
+        for family in DECIMALS:
+            mean, _ = gain(runs, rival, family)
+            outcome = "ahead" if mean.mean > 0 else "behind"
+            if abs(mean.mean) <= mean.half:
+                outcome = "undecided"
+            found[rival, family] = outcome
+    return found
 
 
 def gain(runs: Runs, rival: str, family: str) -> tuple[Cell, int]:
@@ -85,13 +118,10 @@ def gain(runs: Runs, rival: str, family: str) -> tuple[Cell, int]:
 def _undecided(runs: Runs) -> str:
     """The rivals that cannot be told apart from `arsm.maximize`, by family."""
     level: dict[str, list[str]] = {}
-    for rival in RIVALS:
-        for family in DECIMALS:
-            mean, _ = gain(runs, rival, family)
-            if abs(mean.mean) <= mean.half:
-                level.setdefault(family, []).append(METHODS[rival])
-    told = [f"{family} against {listed(rivals)}" for family, rivals in level.items()]
-    return f"Undecided: {'; '.join(told)}."
+    for (rival, family), outcome in _outcomes(runs).items():
+        if outcome == "undecided":
+            level.setdefault(family, []).append(METHODS[rival])
+    return "; ".join(f"{family} against {listed(rivals)}" for family, rivals in level.items())
 
 
 def stopped(tables: Tables) -> str:
@@ -142,9 +172,5 @@ def processes(tables: Tables) -> str:
     return markdown(["f runs", "time", "times faster"], rows)
 
 
-PARTS: dict[str, Callable[[Tables], str]] = {
-    "table": table,
-    "stopped": stopped,
-    "finding": finding,
-    "processes": processes,
-}
+PARTS: dict[str, Callable[[Tables], str]] = {"answer": answer, "table": table, "details": details}
+HISTORY_PARTS: dict[str, Callable[[Tables], str]] = {"stopped": stopped, "processes": processes}

@@ -9,11 +9,10 @@ from typing import Literal, NamedTuple
 from arsm_experiments.report.alone import step_times
 from arsm_experiments.report.pages import conditional, control, toy, vae
 from arsm_experiments.report.pages.tables import Cell, Tables, large, listed, markdown, welch
-from arsm_experiments.report.rows import CHOSE, TRIED
 from arsm_experiments.report.toy import ON_THE_BEST
 from arsm_experiments.report.welch import Difference, student_quantile
 
-Verdict = Literal["reproduced", "better", "not reproduced", "not comparable"]
+Verdict = Literal["reproduced", "better", "not reproduced"]
 NEAR = 0.02
 """The largest relative difference that counts as reproduced."""
 SEEDS = 3
@@ -41,6 +40,8 @@ class Claim(NamedTuple):
     verdict: Verdict
     first: bool = False
     """Whether the README shows it too."""
+    brief: str = ""
+    """Ours in the README, if shorter there."""
 
 
 def judged(ours: Cell, paper: float) -> Verdict:
@@ -109,50 +110,47 @@ def _vae(tables: Tables) -> list[Claim]:
 
 
 def _one_layer(tables: Tables) -> list[Claim]:
-    arsm, straight = vae.all_arsm(tables), vae.cell(tables, vae.STRAIGHT)
-    shown = list(vae.arsm_rows(tables).values())
-    chose = any(vae.cell(tables, row, CHOSE).mean for row in shown)
+    arsm, straight = vae.all_arsm(tables), vae.ONE_LAYER[vae.STRAIGHT_THROUGH]
+    lead = welch(vae.cell(tables, straight), arsm)
+    one_layer = {method.name: method.one_layer for method in vae.METHODS}
     return [
         Claim(
             "VAE",
             "ARSM, test -ELBO",
             "86.7",
-            _interval(arsm) + "*" * chose,
-            _calls(tables, shown[-1]),
+            _interval(arsm),
+            _calls(tables, one_layer["ARSM"]),
             judged(arsm, 86.7),
             first=True,
         ),
-        *_free_logits(tables),
-        _loss(tables, "VAE", "straight-through Gumbel-Softmax", vae.STRAIGHT),
-        _lead("VAE", "9.7", welch(straight, arsm), _as_released(tables, vae.AUTHORS, arsm)),
+        _free_logits(tables),
+        _loss(tables, "VAE", vae.STRAIGHT_THROUGH, straight),
+        _lead("VAE", "9.7", lead, _as_released(tables, vae.AUTHORS.one_layer, arsm)),
         *(
-            _loss(tables, "VAE", name, vae.ROWS[name])
+            _loss(tables, "VAE", name, one_layer[name])
             for name in ("RELAX", "ARS", "REINFORCE", "AR")
         ),
         _loss(
             tables,
             "VAE",
             "Gumbel-Softmax, 25 samples, authors' settings",
-            vae.ROWS["25 straight-through samples, authors' settings"],
+            vae.MANY_SAMPLES.one_layer,
         ),
         _time(tables),
     ]
 
 
-def _free_logits(tables: Tables) -> list[Claim]:
+def _free_logits(tables: Tables) -> Claim:
     """The networks as the paper's table prints them; its authors' code fixes the first logit."""
-    row = vae.FREE_LOGITS
-    found = vae.ran(tables, {"ours": row})
-    if not found:
-        return []
-    ours = found["ours"]
-    name = "the same with 200 free logits, as printed"
-    return [Claim("VAE", name, "86.7", _interval(ours), _calls(tables, row), judged(ours, 86.7))]
+    ours = vae.cell(tables, vae.FREE_LOGITS)
+    name = "the same with 200 free logits"
+    calls = _calls(tables, vae.FREE_LOGITS)
+    return Claim("VAE", name, "86.7", _interval(ours), calls, judged(ours, 86.7))
 
 
 def _as_released(tables: Tables, row: str, arsm: Cell) -> str:
     """ARSM's lead on straight-through Gumbel-Softmax with the settings of the authors' code."""
-    lead = welch(vae.cell(tables, vae.ROWS[row]), arsm)
+    lead = welch(vae.cell(tables, row), arsm)
     return f"; {lead.text} as released"
 
 
@@ -171,31 +169,24 @@ def _time(tables: Tables) -> Claim:
 
 
 def _two_layers(tables: Tables) -> list[Claim]:
-    task = "Two-layer VAE"
+    task, released = "Two-layer VAE", vae.AUTHORS.two_layers
     arsm = vae.cell(tables, vae.ALGORITHM_2)
-    released = f"two layers: {vae.AUTHORS}"
-    authors = vae.ROWS[released]
-    ours = _loss(tables, task, "ARSM, test -ELBO", vae.ALGORITHM_2, first=True)
-    # the paper chose among five
-    one_rate = ", one rate" * (vae.cell(tables, vae.ALGORITHM_2, TRIED).mean == 1)
-    found = [ours._replace(ours=ours.ours + one_rate)]
-    straight = vae.two_layers(tables).get("straight-through Gumbel-Softmax")
-    if straight is not None:
-        # the paper has its rival with the authors' settings alone
-        theirs = float(vae.cell(tables, authors).paper) - float(arsm.paper)
-        lead = welch(straight, arsm)
-        found.append(_lead(task, f"{theirs:.1f}", lead, _as_released(tables, released, arsm)))
-    return [*found, _loss(tables, task, "Gumbel-Softmax, authors' settings", authors)]
+    lead = welch(vae.two_layers(tables)[vae.STRAIGHT_THROUGH], arsm)
+    # the paper has its rival with the authors' settings alone
+    theirs = float(vae.cell(tables, released).paper) - float(arsm.paper)
+    return [
+        _loss(tables, task, "ARSM, test -ELBO", vae.ALGORITHM_2, first=True),
+        _lead(task, f"{theirs:.1f}", lead, _as_released(tables, released, arsm)),
+        _loss(tables, task, "Gumbel-Softmax, authors' settings", released),
+    ]
 
 
 def _loss(tables: Tables, task: str, name: str, row: str, *, first: bool = False) -> Claim:
     """A row's test -ELBO beside the paper's."""
     ours = vae.cell(tables, row)
     paper = float(ours.paper)
-    mark = "*" * bool(vae.cell(tables, row, CHOSE).mean)
-    verdict = judged(ours, paper)
-    text = _interval(ours) + mark
-    return Claim(task, name, f"{paper:.1f}", text, _calls(tables, row), verdict, first)
+    calls = _calls(tables, row)
+    return Claim(task, name, f"{paper:.1f}", _interval(ours), calls, judged(ours, paper), first)
 
 
 def _calls(tables: Tables, row: str) -> str:
@@ -225,47 +216,37 @@ def _lead(task: str, paper: str, lead: Difference, besides: str) -> Claim:
 
 
 def _conditional(tables: Tables) -> list[Claim]:
-    arsm, tuned = conditional.cell(tables, "arsm"), conditional.cell(tables, conditional.TUNED)
-    straight = conditional.cell(tables, "gumbel-softmax:hard=True")
-    metric = "evaluations, last epoch"
-    calls = conditional.cell(tables, "arsm", metric)
-    ours, verdict = f"{_interval(arsm)}; {tuned.mean:.1f} with a better start and rate", None
-    images = "same images"
-    drawn = conditional.sampled(tables, "arsm")
-    if drawn is not None:
-        # the paper puts its number beside those of Jang et al., whose pixels are sampled
-        ours, verdict = f"{_interval(drawn)}, sampled pixels", judged(drawn, 58.3)
-        drawn_calls = conditional.sampled(tables, "arsm", metric)
-        calls = calls if drawn_calls is None else drawn_calls
-    rival = conditional.sampled(tables, "gumbel-softmax:hard=True")
-    if drawn is not None and rival is not None:
-        arsm, straight, images = drawn, rival, "sampled pixels"
-    found = [
+    """On sampled pixels, as Jang et al. have them: the paper puts its number beside theirs."""
+    arsm = conditional.sampled(tables, "arsm")
+    straight = conditional.sampled(tables, conditional.STRAIGHT)
+    calls = conditional.sampled(tables, "arsm", conditional.CALLS)
+    task, images = "Half a digit", ", sampled pixels"
+    return [
         Claim(
-            "Half a digit",
+            task,
             "ARSM, test -ln p",
             "58.3",
-            ours,
+            _interval(arsm) + images,
             _f_calls(calls),
-            verdict or "not comparable",
+            judged(arsm, 58.3),
         ),
-        _lead("Half a digit", "1.4", welch(straight, arsm), f", {images}"),
+        _lead(task, "1.4", welch(straight, arsm), images),
+        *(
+            _jang(tables, name)
+            for name in ("straight-through", "straight-through Gumbel-Softmax", "MuProp")
+        ),
     ]
-    names = {words: name for name, words in conditional.PROTOCOL.items()}
-    for words in ("straight-through", "gumbel-softmax:hard=True", "muprop"):
-        theirs, drawn = conditional.JANG[words], conditional.sampled(tables, words)
-        ours = conditional.cell(tables, words) if drawn is None else drawn
-        found.append(
-            Claim(
-                "Half a digit",
-                f"{names[words]} (Jang et al.)",
-                theirs,
-                _interval(ours) + ", thresholded pixels" * (drawn is None),
-                _f_calls(conditional.cell(tables, words, metric)),
-                "not comparable" if drawn is None else judged(drawn, float(theirs)),
-            )
-        )
-    return found
+
+
+def _jang(tables: Tables, name: str) -> Claim:
+    """A rival whose number the paper took from Jang et al."""
+    words = conditional.PROTOCOL[name]
+    theirs = conditional.JANG[words]
+    ours = conditional.sampled(tables, words)
+    calls = _f_calls(conditional.cell(tables, words, conditional.CALLS))
+    claim = f"{name} (Jang et al.)"
+    verdict = judged(ours, float(theirs))
+    return Claim("Half a digit", claim, theirs, _interval(ours), calls, verdict)
 
 
 def _control(tables: Tables) -> list[Claim]:
@@ -293,6 +274,8 @@ def _passing(tables: Tables, task: str) -> Claim:
         _steps(tables, task, "ARSM"),
         "reproduced" if ahead else "not reproduced",
         first=True,
+        brief=f"{control.passes(tables, task, 'ARSM')} seeds pass; "
+        + ", ".join(f"{rival} {passed[rival]:.0f}" for rival in control.RIVALS),
     )
 
 
@@ -309,15 +292,26 @@ def _lander(tables: Tables) -> Claim:
     """ARSM passes 200 on LunarLander, read in its longest runs."""
     task, row = "LunarLander-v3", control.LONGEST
     median = control.cell(tables, task, row, "its median").mean
+    seconds = {name: _cpu_seconds(tables, task, name) for name in (row, *control.RIVALS)}
     return Claim(
         "LunarLander",
         "ARSM passes 200",
-        "figure, 19,050 s",
+        "19,050 s",
         _beside(tables, task, row, seconds=True),
         _steps(tables, task, row),
         "reproduced" if median >= 200 else "not reproduced",
         first=True,
+        brief=f"{control.median(tables, task, row)} in {seconds[row]}, "
+        f"{control.passes(tables, task, row)} seeds passes; "
+        + ", ".join(
+            f"{rival} {control.median(tables, task, rival)} in {seconds[rival]}"
+            for rival in control.RIVALS
+        ),
     )
+
+
+def _cpu_seconds(tables: Tables, task: str, row: str) -> str:
+    return f"{control.cell(tables, task, row, 'CPU seconds').mean:,.0f} CPU s"
 
 
 def _steps(tables: Tables, task: str, row: str) -> str:
@@ -351,10 +345,10 @@ def _beside(tables: Tables, task: str, own: str = "ARSM", *, seconds: bool = Fal
     rows = {"ARSM": own, "A2C": "A2C", "RELAX": "RELAX"}
     told = []
     for name, row in rows.items():
-        spent = control.cell(tables, task, row, "CPU seconds").mean
-        time = f" ({spent:,.0f} CPU s)" if seconds else ""
+        time = f" ({_cpu_seconds(tables, task, row)})" if seconds else ""
         ends = control.median(tables, task, row)
-        told.append(f"{name}{time} {ends}, {control.passes(tables, task, row)}")
+        passed = control.passes(tables, task, row).replace(" of ", "/")
+        told.append(f"{name}{time} {ends}, {passed}")
     return "; ".join(told)
 
 
@@ -365,26 +359,32 @@ def table(tables: Tables) -> str:
         link = "" if c.task == last else f"[{c.task}]({PAGE[c.task]}/README.md): "
         rows.append([link + c.claim, c.paper, c.ours, c.cost, c.verdict])
         last = c.task
-    header = ["the paper's claim", "its number", "ours", "cost", "verdict"]
-    return f"{markdown(header, rows)}\n{_summary(tables)}"
+    return markdown(["the paper's claim", "its number", "ours", "cost", "verdict"], rows)
 
 
 def short(tables: Tables) -> str:
     """The main claims for the README."""
     rows: list[Sequence[str]] = [
-        [f"[{c.task}](results/{PAGE[c.task]}/README.md): {c.claim}", c.paper, c.ours, c.verdict]
+        [
+            f"[{c.task}](results/{PAGE[c.task]}/README.md): {c.claim}",
+            c.paper,
+            c.brief or c.ours,
+            c.verdict,
+        ]
         for c in claims(tables)
         if c.first
     ]
     return markdown(["the paper's claim", "paper", "ours", "verdict"], rows)
 
 
-def _summary(tables: Tables) -> str:
+def summary(tables: Tables) -> str:
     """How many claims have which verdict."""
     found = [claim.verdict for claim in claims(tables)]
-    kinds: tuple[Verdict, ...] = ("reproduced", "better", "not reproduced", "not comparable")
-    counts = [f"{found.count(kind)} {kind}" for kind in kinds if kind in found]
-    return f"Of {len(found)} claims {listed(counts)}."
+    return (
+        f"**Of {len(found)} claims {found.count('reproduced')} are reproduced and "
+        f"{found.count('not reproduced')} are not; {found.count('better')} numbers come out better "
+        "than printed.**"
+    )
 
 
-PARTS = {"paper": table}
+PARTS = {"summary": summary, "paper": table}

@@ -1,8 +1,11 @@
-"""The generated parts of results/router/README.md."""
+"""The generated parts of the pages of results/router."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, welch, with_spread
+from arsm_experiments.report.welch import Difference
 from arsm_experiments.runs import lines
 
 TABLE = "router/transformer.csv"
@@ -23,12 +26,15 @@ SPOKEN = {
     "leave-one-out, later": '`"later"`',
     "leave-one-out, row": '`"row"`',
     "leave-one-out, own": '`"own"`',
-    "leave-one-out, own, price unseen": '`"own"`, trained without it',
-    "Switch, price unseen": "Switch trained without it",
+    "leave-one-out, own, price unseen": '`"own"`, trained without the price',
+    "Switch, price unseen": "Switch trained without the price",
     "Gumbel straight-through": "Gumbel",
-    "untrained router": "an untrained router",
+    "untrained router": "the untrained router",
+    "untrained router, price unseen": "the untrained router",
 }
 """Ways as sentences name them."""
+LATER, ROW, OWN = (f"leave-one-out, {reach}" for reach in ("later", "row", "own"))
+SWITCH, GUMBEL, UNTRAINED = "Switch", "Gumbel straight-through", "untrained router"
 PRICE_OF_AN_EXPERT = 0.2 * 2 / 32
 """Nats per character for one expert used per block: 0.2 nats, two blocks, 32 characters."""
 
@@ -57,48 +63,81 @@ def table(tables: Tables) -> str:
     return markdown(header, rows)
 
 
-def finding(tables: Tables) -> str:
-    """Who is ahead of whom, by Welch's intervals."""
+Cells = Mapping[tuple[str, str], Cell]
+"""cells[row, metric] of transformer.csv."""
+
+
+def answer(tables: Tables) -> str:
+    """The best way of every setting, leave-one-out beside no training, and its reach."""
     cells = tables.cells(TABLE)
-
-    def behind(setting: str, way: str, other: str = "Switch") -> str:
-        first, second = (cells[f"{setting}: {name}", "test loss"] for name in (way, other))
-        found = welch(first, second)
-        return f"{found.mean:.2f} ({found.mean - found.half:.2f} to {found.mean + found.half:.2f})"
-
-    def the_next(setting: str, words: str) -> str:
-        """The way with the least mean after Switch, and how far behind it is."""
-        begin = f"{setting}: "
-        means = {
-            row.removeprefix(begin): cell.mean
-            for (row, metric), cell in cells.items()
-            if metric == "test loss" and row.startswith(begin) and row != f"{begin}Switch"
-        }
-        way = min(means, key=means.__getitem__)
-        return f"{behind(setting, way)} {words} ({SPOKEN[way]})"
-
-    later, row, own = (f"leave-one-out, {reach}" for reach in ("later", "row", "own"))
-    gumbel, untrained = "Gumbel straight-through", "untrained router"
+    won = [setting for setting in SETTINGS if _ranked(cells, setting)[0] == SWITCH]
+    leads = [_behind(cells, setting, _ranked(cells, setting)[1], SWITCH) for setting in won]
+    undecided = sum(not lead.decided for lead in leads)
     return (
-        "**Finding** (differences with Welch's 95% interval). Switch has the least mean loss in "
-        "all three settings, and is the quickest of those that train a router. The next is "
-        f"{the_next('top-1', 'behind with one expert')}, {the_next('top-2', 'with two')} and "
-        f'{the_next("price", "with the price")}; there `"own"`, also trained without it, is '
-        f'{behind("price", f"{own}, price unseen")} behind and `"later"` '
-        f'{behind("price", later)}. Without a price `"later"` and `"row"` end behind an untrained '
-        f"router, by {behind('top-1', later, untrained)} and {behind('top-1', row, untrained)}: "
-        "we take the later losses to be mostly noise from other tokens' choices. "
-        f'`"own"`, which leaves these out, is {behind("top-1", later, own)} better than '
-        f'`"later"`; `"row"` is {behind("top-1", row, later)} worse, and '
-        f"{behind('price', row, later)} with the price: undecided. There Gumbel is "
-        f'{behind("price", gumbel, later)} behind `"later"`: undecided.'
+        f"**Finding.** **No: Switch has the least mean loss in {len(won)} of {len(SETTINGS)} "
+        f"settings**, undecided beside the next in {undecided} of them. With one expert per token, "
+        "unbiased leave-one-out ends "
+        f"{_behind(cells, 'top-1', LATER, UNTRAINED).mean:.2f} nats per character behind a router "
+        'that is not trained. Its smallest reach, `"own"`, is '
+        f"{_behind(cells, 'top-1', LATER, OWN).mean:.2f} nats better, but biased here."
     )
 
 
-def price(tables: Tables) -> str:
+def details(tables: Tables) -> str:
+    """Who is ahead of whom, by Welch's intervals."""
+    cells = tables.cells(TABLE)
+
+    def behind(setting: str, way: str, other: str = SWITCH) -> str:
+        found = _behind(cells, setting, way, other)
+        low, high = found.mean - found.half, found.mean + found.half
+        verdict = "" if found.decided else "; undecided"
+        return f"{found.mean:.2f} ({low:.2f} to {high:.2f}{verdict})"
+
+    def after_switch(setting: str) -> str:
+        """The way with the least mean after Switch, and how far behind it is."""
+        way = next(way for way in _ranked(cells, setting) if way != SWITCH)
+        return f"{SPOKEN[way]} by {behind(setting, way)}"
+
+    return "\n".join(
+        [
+            f"- **The next after Switch** is {after_switch('top-1')} with one expert, "
+            f"{after_switch('top-2')} with two and {after_switch('price')} with the price.",
+            "- **Behind the untrained router** with one expert per token are "
+            f'`"later"` by {behind("top-1", LATER, UNTRAINED)} and `"row"` by '
+            f'{behind("top-1", ROW, UNTRAINED)}; with two, `"later"` by '
+            f"{behind('top-2', LATER, UNTRAINED)}. We take the later losses to be mostly noise "
+            "from other tokens' choices.",
+            '- **Reach.** `"later"` is behind `"own"`, which leaves these losses out, by '
+            f'{behind("top-1", LATER, OWN)}. `"row"` is behind `"later"` by '
+            f"{behind('top-1', ROW, LATER)}, and by {behind('price', ROW, LATER)} with the price.",
+            f'- **With the price** `"later"` is behind Switch by {behind("price", LATER)}, and '
+            f'`"own"`, trained without it, by {behind("price", f"{OWN}, price unseen")}. Gumbel is '
+            f'behind `"later"` by {behind("price", GUMBEL, LATER)}.',
+            _price(tables),
+        ]
+    )
+
+
+def _ranked(cells: Cells, setting: str) -> list[str]:
+    """The ways of a setting, the least mean test loss first."""
+    begin = f"{setting}: "
+    means = {
+        row.removeprefix(begin): cell.mean
+        for (row, metric), cell in cells.items()
+        if metric == "test loss" and row.startswith(begin)
+    }
+    return sorted(means, key=means.__getitem__)
+
+
+def _behind(cells: Cells, setting: str, way: str, other: str) -> Difference:
+    """The test loss of one way less that of another, with Welch's interval."""
+    first, second = (cells[f"{setting}: {name}", "test loss"] for name in (way, other))
+    return welch(first, second)
+
+
+def _price(tables: Tables) -> str:
     """Experts in use where they cost something, and why."""
     cells = tables.cells(TABLE)
-    later, switch = "leave-one-out, later", "Switch"
 
     def used(setting: str, way: str) -> float:
         return cells[f"{setting}: {way}", "experts used"].mean
@@ -107,18 +146,17 @@ def price(tables: Tables) -> str:
         paid = PRICE_OF_AN_EXPERT * used("price", way)
         return cells[f"price: {way}", "test loss"].mean - paid
 
-    saved = PRICE_OF_AN_EXPERT * (used("price", switch) - used("price", later))
-    lost = predicted(later) - predicted(switch)
+    saved = PRICE_OF_AN_EXPERT * (used("price", SWITCH) - used("price", LATER))
+    lost = predicted(LATER) - predicted(SWITCH)
     balances = _balances(tables)
-    gumbel = balances["Gumbel straight-through"]
-    assert gumbel == balances[switch]
+    assert balances[GUMBEL] == balances[SWITCH]
     return (
-        f'**Where the route has a price**, `"later"` uses {used("price", later):.1f} experts and '
-        f"Switch {used('price', switch):.1f}. It saves {saved:.2f} nats in price and loses "
-        f"{lost:.2f} in prediction. The price is not the only cause: the trials gave "
-        f"leave-one-out a balancing coefficient of {balances[later]:g}, Switch and Gumbel "
-        f'{gumbel:g}, and without a price `"later"` already uses only '
-        f"{used('top-1', later):.1f}."
+        f'- **Experts used.** With the price `"later"` uses {used("price", LATER):.1f} experts '
+        f"and Switch {used('price', SWITCH):.1f}. This saves {saved:.2f} nats of the price and "
+        f"loses {lost:.2f} in prediction. The price is not the only cause: leave-one-out had a "
+        f"balancing coefficient of {balances[LATER]:g}, Switch and Gumbel "
+        f'{balances[GUMBEL]:g}. Without a price `"later"` already uses only '
+        f"{used('top-1', LATER):.1f}."
     )
 
 
@@ -172,4 +210,5 @@ def mixture(tables: Tables) -> str:
     )
 
 
-PARTS = {"transformer": table, "finding": finding, "price": price, "mixture": mixture}
+PARTS = {"answer": answer, "transformer": table, "details": details}
+HISTORY_PARTS = {"mixture": mixture}

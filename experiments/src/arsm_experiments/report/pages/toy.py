@@ -1,22 +1,38 @@
-"""The generated parts of results/toy/README.md."""
+"""The generated parts of results/toy/README.md and results/toy/HISTORY.md."""
 
 from __future__ import annotations
 
-from arsm_experiments.report.pages.tables import Cell, Tables, large, markdown, welch
+from arsm_experiments.report.pages.tables import (
+    Cell,
+    Part,
+    Tables,
+    large,
+    listed,
+    markdown,
+    welch,
+)
 from arsm_experiments.report.toy import AT_EVERY_UPDATE, ON_THE_BEST, ON_THE_WAY
+from arsm_experiments.report.welch import Difference
 
+LEAVE_ONE_OUT = "leave-one-out, 4 samples"
+GUMBEL = "Gumbel-Softmax (biased)"
 METHODS = {
     "true gradient": "true gradient",
     "ARSM": "arsm",
-    "leave-one-out, 4 samples": "rloo",
-    "Gumbel-Softmax (biased)": "gumbel-softmax:temperature=0.2",
+    LEAVE_ONE_OUT: "rloo",
+    GUMBEL: "gumbel-softmax:temperature=0.2",
     "ARS": "ars",
     "RELAX": "relax",
     "REINFORCE": "reinforce",
     "AR": "ar",
 }
+ESTIMATORS = tuple(METHODS)[1:]
+RIVALS = ("ARS", GUMBEL, "RELAX", "REINFORCE", "AR")
+"""The paper's."""
 SECTIONS = {30: "C = 30, step 1", 1_000: "C = 1,000, step 33.33", 10_000: "C = 10,000, step 333.3"}
+LARGE = (1_000, 10_000)
 START = "variance / arsm's at the start"
+REWARD, GAP, CALLS = "E[f]", "gap / true gap", "f calls an update"
 
 
 def cell(tables: Tables, categories: int, method: str, metric: str) -> Cell:
@@ -24,118 +40,140 @@ def cell(tables: Tables, categories: int, method: str, metric: str) -> Cell:
     return tables.cell("toy", f"Toy, {SECTIONS[categories]}: {METHODS[method]}", metric)
 
 
-def whole_run(tables: Tables, method: str) -> str:
-    """Variance over all updates relative to ARSM's; a dash where not every update was measured."""
-    found = tables.find("toy", f"Toy, {SECTIONS[30]}: {METHODS[method]}", AT_EVERY_UPDATE)
-    return "-" if found is None else large(found.mean)
-
-
 def rivals(tables: Tables) -> list[float]:
-    """The same of the paper's rivals that have it."""
-    names = ("ARS", "Gumbel-Softmax (biased)", "RELAX", "REINFORCE", "AR")
-    rows = (f"Toy, {SECTIONS[30]}: {METHODS[name]}" for name in names)
-    found = (tables.find("toy", row, AT_EVERY_UPDATE) for row in rows)
-    return [cell.mean for cell in found if cell is not None]
+    """Variance over the whole run, relative to ARSM's, of the paper's rivals."""
+    return [cell(tables, 30, name, AT_EVERY_UPDATE).mean for name in RIVALS]
+
+
+def level(tables: Tables, categories: int) -> dict[str, bool]:
+    """Whether an estimator's final reward is not decidedly below the best one's."""
+    ends = {name: cell(tables, categories, name, REWARD) for name in ESTIMATORS}
+    best = max(ends.values(), key=lambda end: end.mean)
+    return {name: end is best or not welch(best, end).decided for name, end in ends.items()}
+
+
+def finding(tables: Tables) -> str:
+    """ARSM beside the true gradient and the rivals, at 30 categories and at more."""
+    own, other = (cell(tables, 30, name, CALLS).mean for name in ("ARSM", LEAVE_ONE_OUT))
+    return (
+        "**Finding.** **With 30 categories ARSM follows the true gradient: "
+        f"{on_the_best(tables, 30, 'ARSM')} seeds end on the best category, with at least "
+        f"{large(min(rivals(tables)))} times less gradient variance than the paper's rivals.** "
+        f"Leave-one-out makes {other:.1f} evaluations of f per update instead of {own:.1f}, and "
+        f"{behind_in_words(behind(tables))}. {_larger(tables)}"
+    )
+
+
+def on_the_best(tables: Tables, categories: int, method: str) -> str:
+    """The seeds that end on the best category, of how many."""
+    seeds = cell(tables, categories, method, REWARD).seeds
+    return f"{cell(tables, categories, method, ON_THE_BEST).mean:.0f} of {seeds}"
+
+
+def behind(tables: Tables) -> Difference:
+    """How much farther from the optimum than ARSM leave-one-out ends, in the true gap."""
+    return welch(*(cell(tables, 30, name, GAP) for name in (LEAVE_ONE_OUT, "ARSM")))
+
+
+def behind_in_words(gap: Difference) -> str:
+    """Whether leave-one-out ends farther from the optimum."""
+    if not gap.decided:
+        return "whether it ends farther from the optimum is undecided"
+    return "it ends farther from the optimum" if gap.mean > 0 else "it ends nearer to the optimum"
+
+
+def _larger(tables: Tables) -> str:
+    """ARSM at larger C, where it does not follow the true gradient to the end."""
+    alone = all(level(tables, c) == {name: name == "ARSM" for name in ESTIMATORS} for c in LARGE)
+    gaps = listed([f"{cell(tables, c, 'ARSM', GAP).mean:.0f}" for c in LARGE])
+    far = f"{gaps} times as far from"
+    end = f"nearest to the optimum, but {far} it" if alone else f"{far} the optimum"
+    sizes = listed([f"{c:,}" for c in LARGE])
+    return f"With {sizes} categories ARSM ends {end} as the true gradient."
 
 
 def table(tables: Tables) -> str:
-    """Every estimator at C = 30, and its reward and variance at larger C."""
-    header = ["", "E[f], C = 30", "seeds on the best", "variance / ARSM's, start", "whole run"]
-    header += ["f calls", "E[f], C = 1,000", "E[f], C = 10,000", "variance there, start"]
+    """Every estimator at C = 30, and its reward at C = 1,000."""
+    header = ["", "E[f], C = 30", "seeds on the best", "variance", "f calls", "E[f], C = 1,000"]
     rows = [
         [
             name,
-            cell(tables, 30, name, "E[f]").spread,
-            f"{cell(tables, 30, name, ON_THE_BEST).mean:.0f} of 10",
-            large(cell(tables, 30, name, START).mean),
-            whole_run(tables, name),
-            f"{cell(tables, 30, name, 'f calls an update').mean:.1f}",
-            cell(tables, 1_000, name, "E[f]").spread,
-            cell(tables, 10_000, name, "E[f]").spread,
-            large(cell(tables, 10_000, name, START).mean),
+            reward(tables, 30, name),
+            on_the_best(tables, 30, name).replace(" of ", "/"),
+            large(cell(tables, 30, name, AT_EVERY_UPDATE).mean),
+            f"{cell(tables, 30, name, CALLS).mean:.1f}",
+            reward(tables, 1_000, name),
         ]
         for name in METHODS
     ]
     return markdown(header, rows)
 
 
-def finding(tables: Tables) -> str:
-    """ARSM, the claims of the paper that do not hold, and the rival per evaluation."""
-    best = {name: cell(tables, 30, name, ON_THE_BEST).mean for name in METHODS}
-    gap = cell(tables, 30, "ARSM", "gap / true gap")
-    ratios = rivals(tables)
-    calls = [
-        cell(tables, 30, name, "f calls an update").mean
-        for name in ("ARSM", "leave-one-out, 4 samples")
+def reward(tables: Tables, categories: int, name: str) -> str:
+    """E[f] at the end, in bold if it is not decidedly below the best estimator's."""
+    text = cell(tables, categories, name, REWARD).spread
+    return f"**{text}**" if level(tables, categories).get(name) else text
+
+
+def details(tables: Tables) -> str:
+    """Gaps to the optimum, and a claim of the paper that does not hold."""
+    loo = cell(tables, 30, LEAVE_ONE_OUT, AT_EVERY_UPDATE).mean
+    gap = behind(tables)
+    low, high = gap.mean - gap.half, gap.mean + gap.half
+    gaps = listed([cell(tables, c, "ARSM", GAP).spread for c in SECTIONS])
+    calls = listed([f"{cell(tables, c, 'ARSM', CALLS).mean:,.0f}" for c in LARGE])
+    best = listed([f"{cell(tables, c, 'ARSM', ON_THE_BEST).mean:.0f}" for c in LARGE])
+    bullets = [
+        f"ARSM's distance to the optimum at C = 30, 1,000 and 10,000 is {gaps} times the true "
+        "gradient's.",
+        f"At C = 1,000 and 10,000 it makes {calls} evaluations of f per update, and {best} of "
+        f"{cell(tables, 30, 'ARSM', REWARD).seeds} seeds end on the best category.",
+        f"Leave-one-out has {loo:.1f} times ARSM's variance at C = 30. Its distance, in units of "
+        f"the true gradient's, is {gap.mean:.2f} larger ({low:.2f} to {high:.2f}).",
+        "The paper shows ARS and Gumbel-Softmax at the optimum too. Here "
+        f"{on_the_best(tables, 30, 'ARS')} seeds of ARS end on the best category, and "
+        f"{on_the_best(tables, 30, GUMBEL)} of Gumbel-Softmax.",
     ]
-    behind = welch(
-        cell(tables, 30, "leave-one-out, 4 samples", "gap / true gap"),
-        cell(tables, 30, "ARSM", "gap / true gap"),
-    )
-    loo = cell(tables, 30, "leave-one-out, 4 samples", AT_EVERY_UPDATE).mean
-    return (
-        f"**ARSM follows the true gradient on all ten seeds** (its gap to the optimum is "
-        f"{gap.mean:.2f} ± {gap.std:.2f} of the true gradient's), with {large(min(ratios))} to "
-        f"{large(max(ratios))} times less variance over the run than the paper's rivals. The paper "
-        f"shows ARS and Gumbel-Softmax at the optimum too; here ARS ends on the best category on "
-        f"{best['ARS']:.0f} of 10 seeds and Gumbel-Softmax on "
-        f"{best['Gumbel-Softmax (biased)']:.0f}. Leave-one-out, which the paper does not have, has "
-        f"{loo:.1f} times ARSM's variance with {calls[1]:.1f} evaluations of f where ARSM makes "
-        f"{calls[0]:.1f}; its gap is {behind.mean:.2f} ± {behind.half:.2f} larger (Welch's 95% "
-        f"interval: {'decided' if behind.decided else 'undecided'})."
-    )
+    return "\n".join(f"- {bullet}" for bullet in bullets)
 
 
-def many(tables: Tables) -> str:
-    """ARSM at larger C."""
-    gaps = [cell(tables, c, "ARSM", "gap / true gap").spread for c in (1_000, 10_000)]
-    calls = [cell(tables, c, "ARSM", "f calls an update").mean for c in (1_000, 10_000)]
-    best = [cell(tables, c, "ARSM", ON_THE_BEST).mean for c in (1_000, 10_000)]
-    return (
-        f"At C = 1,000 and 10,000 ARSM comes closest to the optimum, with {calls[0]:,.0f} and "
-        f"{calls[1]:,.0f} evaluations per update, but it does not follow the true gradient to the "
-        f"end: its gap is {gaps[0]} and {gaps[1]} times the true gradient's, and it ends on the "
-        f"best category on {best[0]:.0f} and {best[1]:.0f} of 10 seeds."
-    )
+def more(tables: Tables) -> str:
+    """The final reward at C = 10,000, and variances at the start relative to ARSM's."""
+    header = ["", "variance at the start, C = 30", "variance at the start, C = 10,000"]
+    rows = [
+        [
+            name,
+            large(cell(tables, 30, name, START).mean),
+            large(cell(tables, 10_000, name, START).mean),
+            reward(tables, 10_000, name),
+        ]
+        for name in METHODS
+    ]
+    return markdown([*header, "E[f], C = 10,000"], rows)
 
 
 def variances(tables: Tables) -> str:
-    """How the variance over a run is averaged, how far seeds differ, and what fewer points say."""
+    """How variances are averaged, how far seeds differ, and what fewer points say."""
     every = cell(tables, 30, "REINFORCE", AT_EVERY_UPDATE)
     some = cell(tables, 30, "REINFORCE", ON_THE_WAY).mean
-    missing = any(whole_run(tables, name) == "-" for name in METHODS)
-    dash = " (a dash: not measured at each)" if missing else ""
     return (
-        "Variances are means over the C elements: at the start from 100 estimates, over the whole "
-        f"run from four at each of the 5,000 updates{dash}. REINFORCE's depends on when a run "
-        f"settles on a category: {every.mean:,.0f} ± {every.std:,.0f} over seeds. Every 50th "
-        f"update alone would give {some:,.0f}."
+        "The variance at the start is measured with 100 estimates, the variance over the whole "
+        "run with four at each of the 5,000 updates. REINFORCE's variance over the run depends on "
+        f"when it settles on a category: {every.mean:,.0f} ± {every.std:,.0f} times ARSM's over "
+        f"seeds. Every 50th update alone would give {some:,.0f}."
     )
 
 
 def printed(tables: Tables) -> str:
-    """The paper's step at larger C: some methods, and which were not run."""
-    words = []
+    """E[f] at larger C with the paper's step."""
+    header, columns = [""], []
     for categories in ("1,000", "10,000"):
-        rows = {name: f"Toy, C = {categories}, step 1: {row}" for name, row in METHODS.items()}
-        ends = {name: tables.find("toy", row, "E[f]") for name, row in rows.items()}
-        found = {name: cell for name, cell in ends.items() if cell is not None}
-        some = (name for name in ("true gradient", "ARSM", "REINFORCE", "AR") if name in found)
-        text = ", ".join(f"{name} {found[name].spread}" for name in some)
-        seeds = found["true gradient"].seeds
-        missing = " and ".join(name for name in METHODS if name not in found)
-        left_out = f"; {missing} not run" if missing else ""
-        words.append(f"C = {categories}: {text} ({seeds} seeds{left_out})")
-    return (
-        "- With the paper's step hardly anything but noise moves E[f] from 0.5167 at large C. "
-        f"{'. '.join(words)}. `table.csv` has the others."
-    )
+        labels = {name: f"Toy, C = {categories}, step 1: {row}" for name, row in METHODS.items()}
+        ends = {name: tables.cell("toy", label, REWARD) for name, label in labels.items()}
+        header.append(f"C = {categories} ({ends['ARSM'].seeds} seeds)")
+        columns.append(ends)
+    return markdown(header, [[name, *(ends[name].spread for ends in columns)] for name in METHODS])
 
 
-PARTS = {
-    "table": table,
-    "variances": variances,
-    "finding": finding,
-    "many": many,
-    "printed": printed,
-}
+PARTS: dict[str, Part] = {"finding": finding, "table": table, "details": details}
+HISTORY_PARTS: dict[str, Part] = {"more": more, "variances": variances, "printed": printed}

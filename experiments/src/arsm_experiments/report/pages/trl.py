@@ -1,14 +1,23 @@
-"""The generated parts of results/trl/README.md: both trainers on small models and on SmolLM2."""
+"""The generated parts of results/trl/README.md and HISTORY.md: both trainers on small models and on
+SmolLM2.
+"""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from arsm_experiments.report.pages.tables import Tables, listed, markdown, welch, with_spread
-from arsm_experiments.report.welch import Difference
+from arsm_experiments.report.pages.tables import (
+    Cell,
+    Tables,
+    listed,
+    markdown,
+    welch,
+    with_spread,
+)
+from arsm_experiments.report.welch import Difference, difference
 from arsm_experiments.runs.lines import read_one
 
 FILE = "trl/smollm2.json"
@@ -25,23 +34,41 @@ SHOWN = (
     ("count", "3e-4", (20_000, 60_000)),
     ("count", "1e-3", (20_000,)),
 )
-"""Rows of the table of rewards: task, rate, and tokens."""
+"""Rows of the table of all rewards: task, rate, and tokens."""
+RATES = {"sort": ("1e-4", "3e-4", "1e-3"), "count": ("3e-4", "1e-3")}
+TOKENS = 60_000
+"""Tokens at which the page compares the trainers."""
 BUDGETS = {1.0: "budget 1", None: "every state"}
 CREDIT = {"BranchTrainer": "", "TrueTokens": ", advantages [B, T]"}
 """Trainers of noise.json: with the credit of all tokens, and of the true ones alone."""
 
 
 def rewards(tables: Tables) -> str:
-    """Rewards of both trainers at equal tokens."""
+    """Rewards of both trainers after the same tokens, and their differences."""
+    rows = []
+    for task, rates in RATES.items():
+        for rate in rates:
+            metric = f"reward at {TOKENS} tokens"
+            cells = [_cell(tables, task, each, rate, metric) for each in TRAINERS]
+            gain = _gain(tables, task, rate, metric)
+            words = _signed(gain, 3)
+            told = f"**{words}**" if gain.decided else words
+            rows.append([f"{task}, {rate}", *(with_spread(cell, 3) for cell in cells), told])
+    return markdown(["task, rate", *TRAINERS, "difference"], rows)
+
+
+def _cell(tables: Tables, task: str, trainer: str, rate: str, metric: str) -> Cell:
+    return tables.cell("trl", f"{task}: {trainer}, rate {float(rate):g}", metric)
+
+
+def all_rewards(tables: Tables) -> str:
+    """Rewards of both trainers after several numbers of tokens."""
     rows = []
     for task, rate, several in SHOWN:
         for place, tokens in enumerate(several):
             name = "" if place else f"{task}, rate {rate}"
             cells = [
-                tables.cell(
-                    "trl", f"{task}: {each}, rate {float(rate):g}", f"reward at {tokens} tokens"
-                )
-                for each in TRAINERS
+                _cell(tables, task, each, rate, f"reward at {tokens} tokens") for each in TRAINERS
             ]
             rows.append([name, f"{tokens:,}", *(with_spread(cell, 3) for cell in cells)])
     return markdown(["reward ± standard deviation, three seeds", "tokens", *TRAINERS], rows)
@@ -89,106 +116,161 @@ def noise_in_short(tables: Tables) -> str:
     return markdown(["", "tokens and weights [B, T, n]", "advantages [B, T]"], rows)
 
 
+def finding(tables: Tables) -> str:
+    """The small tasks, then SmolLM2."""
+    sort, count = (_standings(tables, task) for task in RATES)
+    return (
+        f"**Finding. On `sort`, where one wrong token decides, BranchTrainer is {sort} after "
+        f"{TOKENS:,} tokens. On `count`, a dense reward, it is {count}.** {_on_smollm2(tables)}"
+    )
+
+
+def _standings(tables: Tables, task: str) -> str:
+    """How BranchTrainer compares at each rate: "ahead at 1e-4 (+0.04) and undecided at 3e-4"."""
+    found: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": []}
+    for rate in RATES[task]:
+        gain = _gain(tables, task, rate, f"reward at {TOKENS} tokens")
+        if gain.decided:
+            found["ahead" if gain.mean > 0 else "behind"].append(f"{rate} ({gain.mean:+.2f})")
+        else:
+            found["undecided"].append(rate)
+    return listed([f"{how} at {listed(rates)}" for how, rates in found.items() if rates])
+
+
+def _on_smollm2(tables: Tables) -> str:
+    """Gains in accuracy within equal seconds, and the tokens that they took."""
+    runs = _runs(tables)
+    grpo, branch = (
+        statistics.mean(run["after"] - run["before"] for run in own) for own in runs.values()
+    )
+    tokens = [statistics.mean(run["tokens"] for run in own) for own in runs.values()]
+    after = [_moments([run["after"] for run in own]) for own in runs.values()]
+    decided = difference(*after[1], *after[0]).decided
+    return (
+        f"On SmolLM2-135M, in the same seconds, GRPOTrainer gains {grpo:.2f} in accuracy and "
+        f"BranchTrainer {branch:.2f}{'' if decided else ' (undecided)'}, from "
+        f"{tokens[1] / tokens[0]:.2f} of the tokens."
+    )
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float, int]:
+    return statistics.mean(values), statistics.stdev(values), len(values)
+
+
+def details(tables: Tables) -> str:
+    """Other numbers of tokens, the cost of an update, and the variances."""
+    early = [_gain(tables, "sort", rate, "reward at 30000 tokens") for rate in RATES["sort"]]
+    after = [_gain(tables, "sort", rate, "after") for rate in RATES["sort"]]
+    count = _gain(tables, "count", "1e-3", "reward at 20000 tokens")
+    share = statistics.mean(_ratio(tables, "sort", rate, "tokens") for rate in RATES["sort"])
+    return "\n".join(
+        [
+            f"- **Sort at 30,000 tokens**: {_verdict(early)} at all three rates.",
+            f"- **Sort after all 120 updates**, on 2,000 fresh questions and with {share:.1f} of "
+            f"GRPOTrainer's tokens: {_verdict(after)} at all three rates.",
+            f"- **Count at 20,000 tokens**, rate 1e-3: {_signed(count)}.",
+            f"- {_update(tables)}",
+            f"- {_variances(tables)}",
+            f"- {_signs(tables)}",
+        ]
+    )
+
+
+def _verdict(gains: Sequence[Difference]) -> str:
+    """Whether some of the differences are decided."""
+    return "decided" if any(gain.decided for gain in gains) else "undecided"
+
+
 def _update(tables: Tables) -> str:
-    """What an update costs."""
+    """The cost of an update."""
     ranges = []
     for metric in ("cpu_seconds", "tokens"):
         ratios = [_ratio(tables, task, rate, metric) for task, rate, _ in SHOWN]
         ranges.append(f"{min(ratios):.1f} to {max(ratios):.1f}")
     seconds, tokens = ranges
     return (
-        f"An update of BranchTrainer takes {seconds} of GRPOTrainer's CPU time, with {tokens} of "
-        "its tokens."
+        f"**An update** of BranchTrainer takes {seconds} of GRPOTrainer's CPU time, with {tokens} "
+        "of its tokens."
     )
 
 
 def _ratio(tables: Tables, task: str, rate: str, metric: str) -> float:
     """BranchTrainer's mean over GRPOTrainer's."""
-    grpo, branch = (
-        tables.cell("trl", f"{task}: {name}, rate {float(rate):g}", metric).mean
-        for name in TRAINERS
-    )
+    grpo, branch = (_cell(tables, task, name, rate, metric).mean for name in TRAINERS)
     return branch / grpo
 
 
-def small(tables: Tables) -> str:
-    """BranchTrainer's reward less GRPOTrainer's on the small tasks."""
-    rates = ("1e-4", "3e-4", "1e-3")
-    early, late = (
-        [_gain(tables, "sort", rate, f"reward at {tokens} tokens") for rate in rates]
-        for tokens in (30_000, 60_000)
-    )
-    after = [_gain(tables, "sort", rate, "after") for rate in rates]
-    count = [
-        _gain(tables, "count", rate, f"reward at {tokens} tokens")
-        for rate, tokens in (("3e-4", 60_000), ("1e-3", 20_000))
-    ]
-    share = statistics.mean(_ratio(tables, "sort", rate, "tokens") for rate in rates)
-    decided = [rate for rate, *gains in zip(rates, early, after, strict=True) if _any(gains)]
-    rest = f"decided at {listed(decided)}" if decided else "undecided"
+def _variances(tables: Tables) -> str:
+    """Variance x tokens before the training, lowest to highest over the models."""
+    found = _noise(tables)
+
+    def told(task: str, trainer: str) -> str:
+        ratios = found[task, 1.0, trainer]
+        return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+    branch, true = CREDIT
     return (
-        "BranchTrainer less GRPOTrainer, with Welch's 95% interval:\n\n"
-        f"- sort, 60,000 tokens, rates {listed(rates)}: {_signed(late)}. At 30,000, and on 2,000 "
-        f"fresh questions after all 120 updates, with {share:.1f} of the tokens, it is {rest}.\n"
-        f"- count, 60,000 tokens (3e-4) and 20,000 (1e-3): {_signed(count)}.\n"
-        f"- {_update(tables)}\n"
-        f"- {_signs(tables, {'sort': late, 'count': count})}"
+        "**Variance x tokens** of the gradient before the training, relative to GRPOTrainer's: "
+        f"{told('sort', branch)} on sort and {told('count', branch)} on count. With the true "
+        f"tokens' credit alone (advantages [B, T]) it is {told('sort', true)} on sort; nothing was "
+        "trained with it."
     )
 
 
-def _signs(tables: Tables, shown: Mapping[str, Sequence[Difference]]) -> str:
-    """Whether the variances before the training have the signs of these differences."""
+def _signs(tables: Tables) -> str:
+    """Whether the variances before the training have the signs of the table's differences."""
     ratios = _noise(tables)
-    signs = {task: 1 - statistics.mean(ratios[task, 1.0, TRAINERS[1]]) for task in shown}
-    pairs = [(signs[task], each) for task, own in shown.items() for each in own]
-    agree = sum(sign * each.mean > 0 for sign, each in pairs)
-    decided = sum(each.decided for _, each in pairs)
-    later = _gain(tables, "count", "1e-3", "reward at 60000 tokens")
-    words = "" if later.decided else ", undecided"
+    signs = {task: 1 - statistics.mean(ratios[task, 1.0, TRAINERS[1]]) for task in RATES}
+    pairs = [
+        (signs[task], _gain(tables, task, rate, f"reward at {TOKENS} tokens"))
+        for task, rates in RATES.items()
+        for rate in rates
+    ]
+    agree = [gain for sign, gain in pairs if sign * gain.mean > 0]
+    decided = [gain for _, gain in pairs if gain.decided]
+    both = sum(gain.decided for gain in agree)
     return (
-        f"Variance x tokens, measured before the training, agrees with the sign of {agree} of "
-        f"these {len(pairs)} differences, {decided} of them decided. On count at 60,000 tokens "
-        f"(1e-3) the difference is {later.mean:+.3f}{words}."
+        f"**These variances** have the sign of {len(agree)} of the {len(pairs)} differences in the "
+        f"table, and of {both} of the {len(decided)} that are decided."
     )
-
-
-def _any(gains: Sequence[Difference]) -> bool:
-    """Whether one of them is decided."""
-    return any(gain.decided for gain in gains)
 
 
 def _gain(tables: Tables, task: str, rate: str, metric: str) -> Difference:
     """BranchTrainer less GRPOTrainer."""
-    grpo, branch = (
-        tables.cell("trl", f"{task}: {name}, rate {float(rate):g}", metric) for name in TRAINERS
-    )
+    grpo, branch = (_cell(tables, task, name, rate, metric) for name in TRAINERS)
     return welch(branch, grpo)
 
 
-def _signed(gains: Sequence[Difference]) -> str:
-    return listed(
-        [f"{x.mean:+.2f} ({x.mean - x.half:+.2f} to {x.mean + x.half:+.2f})" for x in gains]
+def _signed(x: Difference, decimals: int = 2) -> str:
+    """A difference with its interval."""
+    mean, low, high = (
+        f"{value:+.{decimals}f}" for value in (x.mean, x.mean - x.half, x.mean + x.half)
     )
+    return f"{mean} ({low} to {high})"
+
+
+def _runs(tables: Tables) -> dict[str, list[Run]]:
+    """The trainings on SmolLM2 by trainer."""
+    record = read_one(tables.results / FILE)
+    return {kind: [run for run in record["runs"] if run["trainer"] == kind] for kind in TRAINERS}
 
 
 def smollm2(tables: Tables) -> str:
     """Reward at equal tokens and at equal seconds, and accuracy on fresh questions."""
-    path = tables.results / FILE
-    if not path.exists():
+    if not (tables.results / FILE).exists():
         return "Not run yet."
-    record = read_one(path)
-    runs = {kind: [run for run in record["runs"] if run["trainer"] == kind] for kind in TRAINERS}
+    runs = _runs(tables)
     if not all(runs.values()):
         return "Not run for both trainers yet."
-    tokens = min(sum(each[0] for each in run["curve"]) for run in record["runs"])
-    seconds = min(run["curve"][-1][2] for run in record["runs"])
+    everyone = [run for own in runs.values() for run in own]
+    tokens = min(sum(each[0] for each in run["curve"]) for run in everyone)
+    seconds = min(run["curve"][-1][2] for run in everyone)
 
     def row(name: str, measure: Callable[[Run], float], form: str = "{:.3f}") -> list[str]:
         """Mean and standard deviation over each trainer's runs."""
         return _row(name, [[measure(run) for run in own] for own in runs.values()], form)
 
     rows = [
-        ["seeds", *(str(len(own)) for own in runs.values())],
         row("accuracy before", lambda run: run["before"]),
         row("accuracy after", lambda run: run["after"]),
         row(f"reward at {tokens:,.0f} tokens", lambda run: reward_at(run, tokens=tokens)),
@@ -196,10 +278,16 @@ def smollm2(tables: Tables) -> str:
         row("updates", lambda run: len(run["curve"]), "{:.0f}"),
         row("tokens", lambda run: run["tokens"], "{:,.0f}"),
     ]
-    words = f"\n{record['hardware']}, {record['trainings at once']} trainings at once; commit "
+    return markdown(["", *runs], rows)
+
+
+def provenance(tables: Tables) -> str:
+    """The machine and the version of the trainings on SmolLM2."""
+    record = read_one(tables.results / FILE)
+    seeds = listed([f"{len(own)} seeds of {kind}" for kind, own in _runs(tables).items()])
     return (
-        markdown(["mean ± standard deviation over seeds", *runs], rows)
-        + f"{words}{record['commit'][:10]}.\n\n![Reward against tokens and seconds](smollm2.png)"
+        f"{seeds}; {record['hardware']}, {record['trainings at once']} trainings at once; commit "
+        f"{record['commit'][:10]}."
     )
 
 
@@ -225,8 +313,9 @@ def _row(name: str, several: Sequence[Sequence[float]], form: str) -> list[str]:
 
 
 PARTS = {
+    "finding": finding,
     "rewards": rewards,
-    "noise": noise,
-    "small": small,
+    "details": details,
     "smollm2": smollm2,
 }
+HISTORY_PARTS = {"rewards": all_rewards, "noise": noise, "smollm2": provenance}

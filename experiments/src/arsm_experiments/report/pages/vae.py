@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from typing import NamedTuple
 
 from arsm_experiments.report.alone import step_times
-from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, pooled, welch
-from arsm_experiments.report.rows import CHOSE, TRIAL, TRIAL_EPOCHS, TRIED
+from arsm_experiments.report.pages.tables import (
+    Cell,
+    Tables,
+    listed,
+    markdown,
+    pooled,
+    welch,
+    with_spread,
+)
+from arsm_experiments.report.rows import CHOSE, TRIAL, TRIAL_EPOCHS
 from arsm_experiments.report.vae import AS_RELEASED
+from arsm_experiments.report.welch import Difference
 
+HARD = "gumbel-softmax:hard=True"
+LOO = "rloo:samples=46,live=1"
+POOLED = "arsm:pooled=True"
 ARSM = {
     "ARSM, f in bfloat16": "1 layer: arsm",
     "ARSM, TF32": "1 layer (tf32): arsm",
@@ -18,75 +30,78 @@ ARSM = {
 }
 """One algorithm at three precisions."""
 PRECISION = dict(zip(ARSM, ("bfloat16", "TF32", "float32"), strict=True))
-STRAIGHT = "1 layer: gumbel-softmax:hard=True"
-LEAVE_ONE_OUT = "1 layer: rloo:samples=46,live=1"
-RECIPE = "arsm:pooled=True, dropout 0.2, epochs {}, schedule cosine"
-HARD = "gumbel-softmax:hard=True"
-REGULARISED = f"1 layer (recipe): {RECIPE.format(600)}, weight decay 0.03"
-RIVALS = "dropout 0.2, epochs 600, schedule cosine, weight decay 0.03"
-"""The recipe of the regularised row, for other estimators."""
-ALGORITHM_2 = "2 layers (algorithm2): arsm, first logit fixed False, afresh True"
 FREE_LOGITS = "1 layer (free-logits): arsm, first logit fixed False"
+ALGORITHM_2 = "2 layers (algorithm2): arsm, first logit fixed False, afresh True"
+
+STRAIGHT_THROUGH = "straight-through Gumbel-Softmax"
+LEAVE_ONE_OUT = "leave-one-out"
+POOLED_ARSM = "pooled ARSM"
+ONE_LAYER = {
+    STRAIGHT_THROUGH: f"1 layer: {HARD}",
+    LEAVE_ONE_OUT: f"1 layer: {LOO}",
+    POOLED_ARSM: f"1 layer: {POOLED}",
+}
 TWO_LAYERS = {
-    "straight-through Gumbel-Softmax": f"2 layers (two-layers): {HARD}",
-    "leave-one-out": "2 layers (two-layers): rloo:samples=46,live=1",
-    "pooled ARSM": "2 layers (two-layers): arsm:pooled=True",
+    STRAIGHT_THROUGH: f"2 layers (two-layers): {HARD}",
+    LEAVE_ONE_OUT: f"2 layers (two-layers): {LOO}",
+    POOLED_ARSM: f"2 layers (two-layers): {POOLED}",
 }
-"""Rivals on two layers, with the settings of the one-layer rows."""
-ENDED_EARLY = {"leave-one-out": ", epochs 460", "pooled ARSM": ", epochs 850"}
-"""How the rows of those are named that have not been trained to the end."""
-
-
-def _two_layer_rows() -> dict[str, str]:
-    """The rivals on two layers, each before its end and at its end."""
-    rows = {}
-    for name, row in TWO_LAYERS.items():
-        if early := ENDED_EARLY.get(name):
-            epochs = early.removeprefix(", epochs ")
-            rows[f"two layers: {name}, {epochs} epochs"] = row + early
-        rows[f"two layers: {name}"] = row
-    return rows
-
-
-RIVALS_REGULARISED = {
-    "straight-through Gumbel-Softmax": f"1 layer (recipe): {HARD}, {RIVALS}",
-    "leave-one-out": f"1 layer (recipe): rloo:samples=46,live=1, {RIVALS}",
+ENDED_EARLY = {LEAVE_ONE_OUT: 460, POOLED_ARSM: 850}
+"""Epochs of the two-layer trainings that ended before the others."""
+EARLY = {
+    TWO_LAYERS[name]: f"{TWO_LAYERS[name]}, epochs {epochs}" for name, epochs in ENDED_EARLY.items()
 }
-RIVALS_PLAIN = dict(zip(RIVALS_REGULARISED, (STRAIGHT, LEAVE_ONE_OUT), strict=True))
-"""The same without the recipe."""
-AUTHORS = "straight-through, authors' settings"
-TWO_LAYER_RECIPE = "regularised, two layers: pooled ARSM"
-TWO_LAYER_DECAY = f"{TWO_LAYER_RECIPE}, weight decay"
-ROWS = {
+"""Their rows, until longer trainings take their place."""
+RECIPE = "dropout 0.2, epochs {}, schedule cosine"
+DECAY = ", weight decay 0.03"
+REGULARISED = {
+    STRAIGHT_THROUGH: f"1 layer (recipe): {HARD}, {RECIPE.format(600)}{DECAY}",
+    LEAVE_ONE_OUT: f"1 layer (recipe): {LOO}, {RECIPE.format(600)}{DECAY}",
+    POOLED_ARSM: f"1 layer (recipe): {POOLED}, {RECIPE.format(600)}{DECAY}",
+}
+REGULARISED_TWO_LAYERS = f"2 layers (recipe): {POOLED}, {RECIPE.format(800)}"
+
+
+class MethodRows(NamedTuple):
+    """A line of the page's table: its rows of table.csv, empty where it was not trained."""
+
+    name: str
+    one_layer: str
+    two_layers: str = ""
+    regularised: str = ""
+
+
+def _with_all_settings(name: str) -> MethodRows:
+    return MethodRows(name, ONE_LAYER[name], TWO_LAYERS[name], REGULARISED[name])
+
+
+AUTHORS = MethodRows(
+    "the same, authors' settings",
+    f"1 layer (authors): {HARD}{AS_RELEASED}",
+    f"2 layers: {HARD}{AS_RELEASED}",
+)
+MANY_SAMPLES = MethodRows("the same, 25 samples", f"1 layer: 25*{HARD}{AS_RELEASED}")
+METHODS = (
+    MethodRows("ARSM", ARSM["ARSM, f in bfloat16"], ALGORITHM_2),
+    _with_all_settings(STRAIGHT_THROUGH),
+    AUTHORS,
+    MANY_SAMPLES,
+    _with_all_settings(POOLED_ARSM),
+    _with_all_settings(LEAVE_ONE_OUT),
+    MethodRows("leave-one-out with a ridge", f"1 layer: {LOO},ridge=1.0"),
+    MethodRows("RELAX", "1 layer: relax"),
+    MethodRows("ARS", "1 layer: ars"),
+    MethodRows("REINFORCE", "1 layer: reinforce"),
+    MethodRows("AR", "1 layer: ar"),
+)
+TRIALS = {
     **ARSM,
     "ARSM, 200 free logits": FREE_LOGITS,
-    "straight-through Gumbel-Softmax": STRAIGHT,
-    "RELAX": "1 layer: relax",
-    "leave-one-out, ridge": f"{LEAVE_ONE_OUT},ridge=1.0",
-    "pooled ARSM": "1 layer: arsm:pooled=True",
-    "leave-one-out, 46 samples": LEAVE_ONE_OUT,
-    "25 straight-through samples, authors' settings": f"1 layer: 25*{HARD}{AS_RELEASED}",
-    AUTHORS: f"1 layer (authors): {HARD}{AS_RELEASED}",
-    "ARS": "1 layer: ars",
-    "REINFORCE": "1 layer: reinforce",
-    "AR": "1 layer: ar",
+    **{method.name: method.one_layer for method in METHODS[1:]},
     "two layers: ARSM, Algorithm 2": ALGORITHM_2,
-    f"two layers: {AUTHORS}": f"2 layers: {HARD}{AS_RELEASED}",
-    **_two_layer_rows(),
-    "regularised: pooled ARSM": REGULARISED,
-    **{f"regularised: {name}": row for name, row in RIVALS_REGULARISED.items()},
-    TWO_LAYER_RECIPE: f"2 layers (recipe): {RECIPE.format(800)}",
-    TWO_LAYER_DECAY: f"2 layers (recipe): {RECIPE.format(800)}, weight decay 0.03",
+    **{f"two layers: {name}": row for name, row in TWO_LAYERS.items()},
 }
-"""Rows of the page's table; those that have not been run are left out."""
-NOT_MERGED = {
-    ALGORITHM_2,
-    *(TWO_LAYERS[name] + early for name, early in ENDED_EARLY.items()),
-    RIVALS_REGULARISED["leave-one-out"],
-    ROWS[TWO_LAYER_RECIPE],
-    ROWS[TWO_LAYER_DECAY],
-}
-"""Rows whose count of distinct evaluations missed equal queries: it is an upper bound."""
+"""Rows whose trials HISTORY.md shows."""
 
 
 def cell(tables: Tables, row: str, metric: str = "test") -> Cell:
@@ -94,23 +109,24 @@ def cell(tables: Tables, row: str, metric: str = "test") -> Cell:
     return tables.cell("vae", f"VAE, {row}", metric)
 
 
-def ran(tables: Tables, rows: Mapping[str, str]) -> dict[str, Cell]:
-    """The test results of those rows that have been run; a single seed is a trial."""
-    found = {name: tables.find("vae", f"VAE, {row}", "test") for name, row in rows.items()}
-    return {name: each for name, each in found.items() if each is not None and each.seeds > 1}
+def has_run(tables: Tables, row: str) -> bool:
+    """Whether the table has a row."""
+    return tables.find("vae", f"VAE, {row}", "test") is not None
+
+
+def as_far_as_run(tables: Tables, row: str) -> str:
+    """The row, or its shorter form if it has not been trained to the end."""
+    return row if has_run(tables, row) else EARLY.get(row, row)
 
 
 def two_layers(tables: Tables) -> dict[str, Cell]:
-    """The rivals on two layers that have been run; as far as they came, if not to the end."""
-    early = {name: TWO_LAYERS[name] + epochs for name, epochs in ENDED_EARLY.items()}
-    found = ran(tables, early) | ran(tables, TWO_LAYERS)
-    return {name: found[name] for name in TWO_LAYERS if name in found}
+    """ARSM's rivals on two layers."""
+    return {name: cell(tables, as_far_as_run(tables, row)) for name, row in TWO_LAYERS.items()}
 
 
 def arsm_rows(tables: Tables) -> dict[str, str]:
-    """ARSM's precisions: those whose seeds did not choose the rate or, without any, all."""
-    fresh = {name: row for name, row in ARSM.items() if not cell(tables, row, CHOSE).mean}
-    return fresh or ARSM
+    """ARSM's precisions whose seeds did not choose the rate."""
+    return {name: row for name, row in ARSM.items() if not cell(tables, row, CHOSE).mean}
 
 
 def all_arsm(tables: Tables) -> Cell:
@@ -118,72 +134,74 @@ def all_arsm(tables: Tables) -> Cell:
     return pooled(cell(tables, row) for row in arsm_rows(tables).values())
 
 
-def _superseded(tables: Tables) -> set[str]:
-    """Rows that better ones replace: a precision without fresh seeds, which would be flattered
-    beside those that have some, and the recipe without weight decay.
-    """
-    flattered = {name for name in ARSM if name not in arsm_rows(tables)}
-    decayed = ran(tables, {TWO_LAYER_RECIPE: ROWS[TWO_LAYER_DECAY]})
-    return flattered | decayed.keys()
-
-
 def table(tables: Tables) -> str:
-    """-ELBO of every row, beside the paper's."""
+    """-ELBO of every method, beside the paper's."""
     rows = []
-    for name in shown(tables):
-        row = ROWS[name]
-        test = cell(tables, row)
-        chose = "*" if cell(tables, row, CHOSE).mean else ""
-        shorter = "†" if tables.find("vae", f"VAE, {row}", TRIAL_EPOCHS) else ""
+    for method in METHODS:
+        one, two, regularised = (as_far_as_run(tables, row) for row in method[1:])
         rows.append(
             [
-                name,
-                f"{test.seeds}{chose}{shorter}",
-                f_calls(tables, row),
-                f"{test.mean:.1f} ± {test.std:.1f}",
-                test.paper,
+                method.name,
+                f_calls(tables, one),
+                _result(tables, one),
+                _paper(tables, one),
+                _result(tables, two),
+                _paper(tables, two),
+                _result(tables, regularised),
             ]
         )
-    header = ["", "seeds", "f calls", "test", "paper"]
+    header = ["", "f calls", "one layer", "paper", "two layers", "paper", "regularised"]
     return markdown(header, rows)
+
+
+def _result(tables: Tables, row: str) -> str:
+    """A row's test -ELBO with its spread and marks."""
+    if not row:
+        return ""
+    found = all_arsm(tables) if row in ARSM.values() else cell(tables, row)
+    shorter = "†" if _trial_epochs(tables, row) else ""
+    ended = "‡" if row in EARLY.values() else ""
+    return with_spread(found, 1) + shorter + ended
+
+
+def _paper(tables: Tables, row: str) -> str:
+    return cell(tables, row).paper if row else ""
+
+
+def _trial_epochs(tables: Tables, row: str) -> Cell | None:
+    """Epochs of the trials that chose a row's rate, if fewer than the row has."""
+    return tables.find("vae", f"VAE, {row}", TRIAL_EPOCHS)
 
 
 def f_calls(tables: Tables, row: str) -> str:
     """Distinct evaluations of f per image and step in the last epoch."""
     count = cell(tables, row, "evaluations, last epoch").mean
-    return f"≤{math.ceil(count)}" if row in NOT_MERGED else f"{count:.0f}"
-
-
-def shown(tables: Tables) -> list[str]:
-    """The names of the table's rows."""
-    return [name for name in ran(tables, ROWS) if name not in _superseded(tables)]
+    # its steps missed equal queries
+    return f"≤{math.ceil(count)}" if row == ALGORITHM_2 else f"{count:.0f}"
 
 
 def note(tables: Tables) -> str:
-    """What the table's ±, * and † mean."""
-    told = ["± is the standard deviation over seeds."]
-    if any(cell(tables, ROWS[name], CHOSE).mean for name in shown(tables)):
-        told.append("\\* One of the seeds chose the rate.")
-    else:
-        told.append("No seed chose a rate.")
-    shorter = [
-        found.mean
-        for name in shown(tables)
-        if (found := tables.find("vae", f"VAE, {ROWS[name]}", TRIAL_EPOCHS))
+    """Explanation of the table's ±, † and ‡."""
+    told = [
+        "± is the standard deviation over three seeds, for ARSM on one layer over "
+        f"{all_arsm(tables).seeds}."
     ]
-    if shorter:
+    rows = [as_far_as_run(tables, row) for method in METHODS for row in method[1:] if row]
+    epochs = [found.mean for row in rows if (found := _trial_epochs(tables, row))]
+    if epochs:
         told.append(
-            f"† The rate was chosen in {min(shorter):.0f} to {max(shorter):.0f} epochs instead of "
+            f"† The rate was chosen in {min(epochs):.0f} to {max(epochs):.0f} epochs instead of "
             "1,000 ([which](HISTORY.md))."
         )
-    if any(ROWS[name] in NOT_MERGED for name in shown(tables)):
-        told.append("≤: an upper bound, which counts equal evaluations too.")
+    ended = [f"{n}" for name, n in ENDED_EARLY.items() if EARLY[TWO_LAYERS[name]] in rows]
+    if ended:
+        told.append(f"‡ Ended early, after {' and '.join(ended)} epochs, past the best one.")
     return " ".join(told)
 
 
 def trials(tables: Tables) -> str:
     """The first seed's best validation at every rate that was tried, and in how many epochs."""
-    names = {_without_epochs(f"VAE, {row}"): name for name, row in ROWS.items()}
+    names = {_without_epochs(f"VAE, {row}"): name for name, row in TRIALS.items()}
     found: dict[str, dict[str, float]] = {}
     epochs: dict[str, str] = {}
     for line in tables.lines("vae/table.csv"):
@@ -195,7 +213,7 @@ def trials(tables: Tables) -> str:
             epochs[name] = f"{float(line['mean']):.0f}"
     rates = sorted({rate for own in found.values() for rate in own}, key=float)
     rows = []
-    for name in filter(found.__contains__, ROWS):
+    for name in filter(found.__contains__, TRIALS):
         best = min(found[name].values())
         losses = [found[name].get(rate) for rate in rates]
         words = ["" if loss is None else f"{loss:.1f}" for loss in losses]
@@ -216,162 +234,145 @@ def _without_epochs(row: str) -> str:
 
 
 def finding(tables: Tables) -> str:
-    """ARSM beside the paper and its closest rival, and the regularised model."""
-    ours, straight = all_arsm(tables), cell(tables, STRAIGHT)
-    apart = welch(ours, straight)
-    word = "decided" if apart.decided else "undecided"
-    recipe = cell(tables, REGULARISED)
+    """ARSM beside the paper and its closest rival, and the best models."""
+    ours, straight = all_arsm(tables), cell(tables, ONE_LAYER[STRAIGHT_THROUGH])
+    on_two = welch(cell(tables, ALGORITHM_2), two_layers(tables)[STRAIGHT_THROUGH])
+    best, leave = (cell(tables, REGULARISED[name]) for name in (POOLED_ARSM, LEAVE_ONE_OUT))
     return (
-        f"**ARSM reaches {ours.interval} nats, the paper 86.7; straight-through "
+        f"**Finding. ARSM reaches {ours.mean:.1f} nats, where the paper has 86.7. Straight-through "
         f"Gumbel-Softmax, which the paper has at {straight.paper}, reaches {straight.mean:.1f} "
-        "with one evaluation of f.** They differ by "
-        f"{apart.text} nats (Welch's 95% interval): {word}. {_precisions(tables)} With "
-        f"regularisation pooled ARSM reaches {recipe.interval}{_also_regularised(tables)}."
+        f"with one evaluation of f instead of {f_calls(tables, ARSM['ARSM, f in bfloat16'])}.** "
+        f"So ARSM is {_in_words(welch(ours, straight))}. On two layers it is {_in_words(on_two)}. "
+        f"Regularised, pooled ARSM reaches {best.mean:.1f}; leave-one-out is "
+        f"{_in_words(welch(leave, best))}."
     )
 
 
-def _precisions(tables: Tables) -> str:
-    """The precisions whose seeds are shown as one."""
+def _in_words(less: Difference) -> str:
+    """A difference of losses: how much worse the first one is."""
+    word = "worse" if less.mean > 0 else "better"
+    decided = "" if less.decided else " (undecided)"
+    return f"{abs(less.mean):.1f} nats {word}{decided}"
+
+
+def details(tables: Tables) -> str:
+    """Side findings, with their intervals."""
+    told = {
+        "One layer": _one_layer(tables),
+        "Two layers": _two_layers(tables),
+        "Overfitting": _overfitting(tables),
+        "Regularisation": _regularisation(tables),
+        "Free logits": _free_logits(tables),
+        "Precision": _precision(tables),
+        "Time": _time(tables),
+    }
+    return "\n".join(f"- **{name}.** {sentence}" for name, sentence in told.items())
+
+
+def _one_layer(tables: Tables) -> str:
+    ours = all_arsm(tables)
+    above = welch(ours, cell(tables, ONE_LAYER[STRAIGHT_THROUGH]))
+    return (
+        f"ARSM reaches {ours.interval}, which is {above.text} above straight-through "
+        "Gumbel-Softmax. Brackets are 95% intervals, Welch's for differences."
+    )
+
+
+def _two_layers(tables: Tables) -> str:
+    """ARSM by Algorithm 2 on two layers, and how far its rivals are below it."""
+    ours = cell(tables, ALGORITHM_2)
+    below = [f"{name} by {welch(ours, each).text}" for name, each in two_layers(tables).items()]
+    return (
+        f"ARSM by the paper's Algorithm 2, with all logits free, reaches {ours.interval}. With the "
+        f"settings of one layer its rivals are below it: {listed(below)}."
+    )
+
+
+def _overfitting(tables: Tables) -> str:
+    """Leave-one-out at its best epoch and at its last one."""
+    row = ONE_LAYER[LEAVE_ONE_OUT]
+    above = welch(cell(tables, row), all_arsm(tables))
+    return (
+        "Leave-one-out has less [gradient variance](1layer-state.png) than ARSM and overfits. At "
+        f"its best epoch it is {above.text} above ARSM; it ends at "
+        f"{cell(tables, row, 'test, last epoch').mean:.1f}."
+    )
+
+
+def _regularisation(tables: Tables) -> str:
+    """The recipe that was chosen for pooled ARSM, and how far its rivals are above it."""
+    ours = cell(tables, REGULARISED[POOLED_ARSM])
+    above = [
+        f"{name} by {welch(cell(tables, REGULARISED[name]), ours).text}"
+        for name in (LEAVE_ONE_OUT, STRAIGHT_THROUGH)
+    ]
+    decayed = REGULARISED_TWO_LAYERS + DECAY
+    with_decay = has_run(tables, decayed)
+    two = cell(tables, decayed if with_decay else REGULARISED_TWO_LAYERS)
+    how = "" if with_decay else ", without weight decay,"
+    return (
+        "Encoder dropout 0.2, weight decay 0.03, a cosine rate from 8e-4 and 600 epochs were "
+        f"chosen for pooled ARSM, which reaches {ours.interval}. With the same recipe its rivals "
+        f"are above it: {listed(above)}. On two layers{how} pooled ARSM reaches {two.mean:.1f}."
+    )
+
+
+def _free_logits(tables: Tables) -> str:
+    """All logits free, as the paper's table of networks has them."""
+    above = welch(cell(tables, FREE_LOGITS), all_arsm(tables))
+    shorter = ", at a rate that shorter trials chose" * bool(_trial_epochs(tables, FREE_LOGITS))
+    return (
+        "With all 200 logits free, as the paper prints its network, ARSM is "
+        f"{above.text} above ARSM with the first one fixed{shorter}."
+    )
+
+
+def _precision(tables: Tables) -> str:
+    """The precisions whose seeds are shown as one, and the others."""
     rows = arsm_rows(tables)
     means = {
         name: f"{cell(tables, row).mean:.1f} ({PRECISION[name]})" for name, row in ARSM.items()
     }
     own = listed([means[name] for name in rows])
-    if rows == ARSM:
-        # rivals have bfloat16
-        apart = welch(cell(tables, ARSM["ARSM, f in bfloat16"]), cell(tables, STRAIGHT))
-        return (
-            f"ARSM's seeds are those of three precisions, whose means are {own}; with "
-            f"bfloat16 in both rows it is {apart.text}."
-        )
+    others = listed([means[name] for name in ARSM if name not in rows])
+    flattered = f"Three other seeds each, one of which chose the rate, reach {others}."
     if len(rows) == 1:
-        (only,) = rows
-        others = listed([means[name] for name in ARSM if name not in rows])
-        return (
-            f"ARSM's seeds ({PRECISION[only]}) chose nothing; at other precisions, where one seed "
-            f"of three chose the rate, it has {others}."
-        )
+        open_end = "Whether the precision matters is open; the paper has no bfloat16."
+        return f"ARSM's seeds reach {own}. {flattered} {open_end}"
     first, second = (cell(tables, row) for row in rows.values())
+    return f"ARSM's seeds reach {own}, {welch(first, second).text} apart. {flattered}"
+
+
+def _time(tables: Tables) -> str:
+    """Milliseconds per step, from step_times.jsonl: the rows of one version of the program."""
+    found = step_times(tables.results / "vae")
+    arsm, many = found["arsm"], found[f"25*{HARD}{AS_RELEASED}"]
     return (
-        f"ARSM's seeds, which chose nothing, are those of two precisions, {own}: "
-        f"{welch(first, second).text} apart."
-    )
-
-
-def _also_regularised(tables: Tables) -> str:
-    """Rivals with the recipe that was chosen for pooled ARSM, and without it."""
-    recipe = cell(tables, REGULARISED)
-    plain = {name: cell(tables, row) for name, row in RIVALS_PLAIN.items()}
-    words = [
-        f"{name} {each.mean:.1f} ({plain[name].mean:.1f} without), {welch(each, recipe).text} more"
-        for name, each in ran(tables, RIVALS_REGULARISED).items()
-    ]
-    return f"; with the recipe chosen for it {'; '.join(words)}" if words else ""
-
-
-def others(tables: Tables) -> str:
-    """Leave-one-out, the paper's logits, and two layers."""
-    ours, leave = all_arsm(tables), cell(tables, LEAVE_ONE_OUT)
-    last = cell(tables, LEAVE_ONE_OUT, "test, last epoch").mean
-    return (
-        "Plain leave-one-out has the smaller gradient variance and overfits: "
-        f"{leave.mean:.1f}, {welch(leave, ours).text} above ARSM, and {last:.1f} in the end."
-        f"{_free_logits(tables)}\n\n{_two_layers(tables)}"
-    )
-
-
-def _free_logits(tables: Tables) -> str:
-    found = ran(tables, {"free": FREE_LOGITS})
-    if not found:
-        return ""
-    apart = welch(found["free"], all_arsm(tables))
-    return (
-        " With all 200 logits free, at a rate that short trials chose, ARSM reaches "
-        f"{found['free'].mean:.1f}, {apart.text} more."
-    )
-
-
-def _two_layers(tables: Tables) -> str:
-    """ARSM by Algorithm 2 on two layers, beside its rivals."""
-    arsm = cell(tables, ALGORITHM_2)
-    ours = f"Algorithm 2, all logits free, reaches {arsm.interval}, the paper {arsm.paper}"
-    found = two_layers(tables)
-    if not found:
-        return f"On two layers ARSM by {ours}."
-    reached = listed([f"{name} {each.mean:.1f}" for name, each in found.items()])
-    more = listed([welch(arsm, each).text for each in found.values()])
-    return (
-        f"**On two layers, with the settings of one: {reached}. ARSM by {ours};** it is {more} "
-        "above these."
+        f"On one H200 an ARSM step takes {arsm:.2f} ms (`step_times.jsonl`). With the authors' "
+        f"settings 25 samples of straight-through Gumbel-Softmax take {many / arsm:.1f} times as "
+        "long; in the paper they take equally long."
     )
 
 
 def limits(tables: Tables) -> str:
     """What depends on the runs that there are."""
-    told = [
-        "Which of ARSM's three precisions is the best: they come from different versions of the "
-        "program, and the best mean is the luckiest. The paper has no bfloat16."
-        if arsm_rows(tables) == ARSM
-        else "The effect of the precision; the paper has no bfloat16."
-    ]
-    absent = [name for name in TWO_LAYERS if name not in two_layers(tables)]
-    if len(absent) == len(TWO_LAYERS):
-        told.append(
-            "Rivals at equal settings on two layers. Straight-through Gumbel-Softmax has the "
-            "authors' settings there (learned temperature, exact KL, free logits, one sample for "
-            "encoder and decoder), which on one layer cost it about ten nats."
-        )
-    elif absent:
-        told.append(f"On two layers, at the settings of one layer: {listed(absent)}.")
     absent = _not_run(tables)
-    if absent:
-        told.append(f"Planned, not run: {listed(absent)}.")
-    return "\n".join(f"- {line}" for line in told)
+    return f"- Runs that are planned: {listed(absent)}." if absent else ""
 
 
 def _not_run(tables: Tables) -> list[str]:
-    """What the plan has besides rivals on two layers, and no run yet."""
-    found = ran(tables, ROWS)
-    absent = [
-        f"{name} with the regularised recipe"
-        for name, row in RIVALS_REGULARISED.items()
-        if not ran(tables, {name: row})
-    ]
-    precisions = arsm_rows(tables)
-    if precisions != ARSM and len(precisions) == 1:
+    """What the plan has, and no run yet."""
+    absent = []
+    if "ARSM, float32" not in arsm_rows(tables):
         absent.append("float32 with seeds that chose nothing")
-    if TWO_LAYER_DECAY not in found:
+    if not has_run(tables, REGULARISED_TWO_LAYERS + DECAY):
         absent.append("two layers with weight decay")
-    if "ARSM, 200 free logits" not in found:
-        absent.append("one layer with the paper's 200 free logits")
-    if cell(tables, ALGORITHM_2, TRIED).mean == 1:
-        absent.append("Algorithm 2 at other rates than 1e-4")
-    if any(cell(tables, ROWS[name], CHOSE).mean for name in shown(tables)):
-        absent.append("other seeds for the rows with \\*")
-    if two_layers(tables) != ran(tables, TWO_LAYERS):
-        absent.append("the short two-layer rows to the end")
-    if tables.find("vae", f"VAE, {FREE_LOGITS}", TRIAL_EPOCHS):
+    if not all(has_run(tables, row) for row in TWO_LAYERS.values()):
+        absent.append("the trainings marked ‡ to the end")
+    if _trial_epochs(tables, FREE_LOGITS):
         absent.append("the free logits' trials likewise")
     return absent
 
 
-def times(tables: Tables) -> str:
-    """Milliseconds per step, from step_times.jsonl: the rows of one version of the program."""
-    found = step_times(tables.results / "vae")
-    arsm, many = found["arsm"], found[f"25*gumbel-softmax:hard=True{AS_RELEASED}"]
-    return (
-        f"On one H200 an ARSM step takes {arsm:.2f} ms; 25 Gumbel-Softmax samples, as long in the "
-        f"paper, take {many / arsm:.1f} times that as the authors train them "
-        "(`step_times.jsonl`)."
-    )
-
-
-PARTS = {
-    "table": table,
-    "note": note,
-    "finding": finding,
-    "others": others,
-    "times": times,
-    "limits": limits,
-}
+PARTS = {"table": table, "note": note, "finding": finding, "details": details, "limits": limits}
 HISTORY_PARTS = {"trials": trials}
