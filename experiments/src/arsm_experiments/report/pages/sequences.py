@@ -101,7 +101,7 @@ def finding(tables: Tables) -> str:
     plain = _over_tasks(tables, PLAIN, LEVELS[0])
     more = "more" if min(plain) > 1 else "not always less"
     return (
-        "**Finding. For the same gradient noise, branching with `chance` needs "
+        "**Finding. For the same gradient noise on fixed prompts, branching with `chance` needs "
         f"{share(CHANCE, LEVELS[-1])} of the best group's tokens at accuracy {LEVELS[-1]}, and "
         f"{share(CHANCE, LEVELS[0])} at {LEVELS[0]}**, where a token baseline is close "
         f"({share(BASELINE, LEVELS[0])}). Without `chance` it needs {more} than the best group at "

@@ -159,15 +159,16 @@ def _moments(values: Sequence[float]) -> tuple[float, float, int]:
 
 def details(tables: Tables) -> str:
     """Other numbers of tokens, the cost of an update, and the variances."""
-    early = [_gain(tables, "sort", rate, "reward at 30000 tokens") for rate in RATES["sort"]]
-    after = [_gain(tables, "sort", rate, "after") for rate in RATES["sort"]]
+    early, after = (
+        _decided(tables, "sort", metric) for metric in ("reward at 30000 tokens", "after")
+    )
     count = _gain(tables, "count", "1e-3", "reward at 20000 tokens")
     share = statistics.mean(_ratio(tables, "sort", rate, "tokens") for rate in RATES["sort"])
     return "\n".join(
         [
-            f"- **Sort at 30,000 tokens**: {_verdict(early)} at all three rates.",
+            f"- **Sort at 30,000 tokens**: {early}.",
             f"- **Sort after all 120 updates**, on 2,000 fresh questions and with {share:.1f} of "
-            f"GRPOTrainer's tokens: {_verdict(after)} at all three rates.",
+            f"GRPOTrainer's tokens: {after}.",
             f"- **Count at 20,000 tokens**, rate 1e-3: {_signed(count)}.",
             f"- {_update(tables)}",
             f"- {_variances(tables)}",
@@ -176,9 +177,12 @@ def details(tables: Tables) -> str:
     )
 
 
-def _verdict(gains: Sequence[Difference]) -> str:
-    """Whether some of the differences are decided."""
-    return "decided" if any(gain.decided for gain in gains) else "undecided"
+def _decided(tables: Tables, task: str, metric: str) -> str:
+    """The rates at which a difference is decided."""
+    decided = [rate for rate in RATES[task] if _gain(tables, task, rate, metric).decided]
+    if not decided:
+        return "undecided at every rate"
+    return f"decided at {listed(decided)}"
 
 
 def _update(tables: Tables) -> str:
@@ -257,11 +261,7 @@ def _runs(tables: Tables) -> dict[str, list[Run]]:
 
 def smollm2(tables: Tables) -> str:
     """Reward at equal tokens and at equal seconds, and accuracy on fresh questions."""
-    if not (tables.results / FILE).exists():
-        return "Not run yet."
     runs = _runs(tables)
-    if not all(runs.values()):
-        return "Not run for both trainers yet."
     everyone = [run for own in runs.values() for run in own]
     tokens = min(sum(each[0] for each in run["curve"]) for run in everyone)
     seconds = min(run["curve"][-1][2] for run in everyone)
