@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from arsm_experiments.report.pages import (
     language_model_training,
 )
 from arsm_experiments.report.pages.tables import Tables
+from tests.experiments.made_up_tables import HEADER, write_lines
 
 RATIO = "variance x tokens / best rival"
 Line = tuple[str, str, float, float, int]
@@ -82,11 +82,7 @@ TRAINED = [
 
 
 def write(folder: Path, lines: Sequence[Line]) -> Tables:
-    (folder / "language_model").mkdir()
-    with (folder / "language_model" / "table.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", "metric", "mean", "std", "seeds"])
-        writer.writerows(lines)
+    write_lines(folder / "language_model" / "table.csv", HEADER, lines)
     return Tables(folder)
 
 

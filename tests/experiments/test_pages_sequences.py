@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from arsm_experiments.report.pages import sequences
 from arsm_experiments.report.pages.tables import Tables
+from tests.experiments.made_up_tables import HEADER, write_lines
 
 RATIOS = {
     "token baseline 8": (0.5, 0.4, 0.6),
@@ -27,7 +27,6 @@ LATE = {
 
 
 def write(folder: Path, late: dict[str, tuple[float, float]]) -> Tables:
-    (folder / "sequences").mkdir()
     lines: list[tuple[object, ...]] = []
     for place, task in enumerate(sequences.TASKS.values()):
         for method, ratios in RATIOS.items():
@@ -40,10 +39,7 @@ def write(folder: Path, late: dict[str, tuple[float, float]]) -> Tables:
     for method, (mean, std) in late.items():
         row = f"small_filtering, from 0.1, {method}"
         lines.append((row, "tokens to 0.19", mean, std, 3))
-    with (folder / "sequences" / "table.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", "metric", "mean", "std", "seeds"])
-        writer.writerows(lines)
+    write_lines(folder / "sequences" / "table.csv", HEADER, lines)
     return Tables(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from arsm_experiments.report.pages import trl
 from arsm_experiments.report.pages.tables import Tables
+from tests.experiments.made_up_tables import HEADER, write_lines
 
 GAINS = {
     ("sort", 1e-4): 0.1,
@@ -54,11 +54,7 @@ def small() -> list[tuple[object, ...]]:
 @pytest.fixture
 def tables(tmp_path: Path) -> Tables:
     folder = tmp_path / "trl"
-    folder.mkdir()
-    with (folder / "table.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", "metric", "mean", "std", "seeds"])
-        writer.writerows(small())
+    write_lines(folder / "table.csv", HEADER, small())
     noise = [
         {
             "task": task,
