@@ -95,11 +95,11 @@ def test_the_finding_tells_what_is_decided(tables: Tables) -> None:
     assert language_model.finding(tables) == (
         "**Finding. For the same gradient noise, with its default of 8 draws, branching needs 30% "
         "of the best group method's tokens on sums (77% right); on translation it needs more; on "
-        "countdown the saving is undecided.** Where few answers are right (15% on sums and 12% on "
-        "countdown), no saving is decided. Trained on equal tokens, the better of two forms of "
-        "branching ends level with PPO (undecided), after half of its seconds on countdown and a "
-        "quarter of its seconds on translation; it is ahead of GRPO on countdown, undecided on "
-        "translation."
+        "countdown the saving is undecided.** With few right answers (15% on sums and 12% on "
+        "countdown; fixed questions) no number of draws saves decidedly. Trained on equal tokens, "
+        "the better of two forms of branching ends level with PPO (undecided), after half of its "
+        "seconds on countdown and a quarter of its seconds on translation; it is ahead of GRPO on "
+        "countdown, undecided on translation."
     )
 
 
@@ -139,8 +139,8 @@ def test_differences_name_the_form_that_is_behind(tables: Tables) -> None:
 
 def test_losses_and_gains_at_fixed_questions(tables: Tables) -> None:
     assert language_model.more_right(tables).endswith(
-        "0.80±0.30 (15% right) and 0.20±0.10 (77% right) on sums, 1.10±0.30 (12% right) and "
-        "0.70±0.10 (32% right) on countdown."
+        "0.80±0.30 (15% right; undecided) and 0.20±0.10 (77% right) on sums, 1.10±0.30 (12% right; "
+        "undecided) and 0.70±0.10 (32% right) on countdown."
     )
     assert language_model.losses(tables).endswith(
         "fixed questions: 2.00±0.50 on countdown (12% right, a value head 0.50±0.10)."
@@ -236,3 +236,20 @@ def test_the_value_head_is_compared_with_the_default(tmp_path: Path) -> None:
         lines.append((f"{where}, value head, fresh", metric, mean, 0.3903, 9))
     told = language_model.value_head(write(tmp_path, lines))
     assert "questions: 2.50±0.30 on sums (77% right), 0.80 to 0.90 elsewhere (undecided)." in told
+
+
+def test_tokens_to_a_rivals_reward_are_shares_of_its_own(tmp_path: Path) -> None:
+    spent = {"branch": (50.0, 10.0), "grpo, 4 epochs": (100.0, 40.0), "ppo": (40.0, 90.0)}
+    lines: list[Line] = [
+        (f"countdown, all seeds: {method}, rate 1e-05", f"{what} to grpo, 4 epochs", value, 0.0, 3)
+        for method, values in spent.items()
+        for what, value in zip(("tokens", "seconds"), values, strict=True)
+    ]
+    ours = result("countdown", "branch", 0.49, 40, less_ppo=-0.01, less_grpo=0.02)
+    others = [line for line in TRAINED if str(line[0]).startswith("countdown, all seeds: ")]
+    rest = [line for line in others if ": branch" not in str(line[0])]
+    tables = write(tmp_path, [*ours, *rest, *lines])
+    rows = language_model_training.results(tables)["countdown"]
+    told = language_model_training._beside("countdown", rows, "grpo, 4 epochs")
+    assert "It needs 0.50 of that method's tokens and 0.25 of its seconds" in told
+    assert told.endswith("`ppo` needs 0.40 of these tokens.")

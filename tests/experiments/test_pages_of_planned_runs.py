@@ -98,7 +98,9 @@ def test_the_table_has_the_new_runs(results: Path) -> None:
     table = vae.table(Tables(results))
     assert "| 88.2 ± 0.2" not in table
     assert table.count("80.6 ± 0.1†") == 2
-    assert "On two layers pooled ARSM reaches 80.6" in vae.details(Tables(results))
+    assert "On two layers pooled ARSM reaches 80.6, at 4e-4 in 800 epochs." in vae.details(
+        Tables(results)
+    )
 
 
 def test_two_precisions_are_one_row(results: Path) -> None:

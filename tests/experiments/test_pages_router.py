@@ -52,12 +52,15 @@ def tables(tmp_path: Path) -> Tables:
     return Tables(tmp_path)
 
 
-def test_the_answer_counts_settings_and_decided_leads(tables: Tables) -> None:
+def test_the_answer_has_the_gap_to_every_rival_and_reach(tables: Tables) -> None:
     told = routers.answer(tables)
-    # 0.05 before "own", and 0.07 before Switch without the price
-    assert "least mean loss in 2 of 3 settings**, undecided beside the next in 2 of them." in told
-    assert "ends 0.30 nats per character behind a router that is not trained" in told
-    assert '`"own"`, is 0.35 nats better' in told
+    assert "is behind Switch by 0.40 with one expert, by 0.40 with two and by 0.20 with" in told
+    assert (
+        "behind Gumbel by 0.20 with one expert, by 0.50 with two and by -0.05 (undecided)" in told
+    )
+    assert "it is 0.30 nats behind a router that is not trained" in told
+    assert "that a choice can reach gains 0.05 (undecided) with one expert" in told
+    assert '(`"own"`, biased) gains 0.35.' in told
 
 
 def test_details_have_the_sign_of_the_way_behind(tables: Tables) -> None:

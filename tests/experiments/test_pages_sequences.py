@@ -52,9 +52,9 @@ def test_the_finding_is_that_of_the_table(tables: Tables) -> None:
     assert sequences.finding(tables) == (
         "**Finding. For the same gradient noise on fixed prompts, branching with `chance` needs "
         "0.05 to 0.35 of the best group's tokens at accuracy 0.8, and 0.4 to 0.7 at 0.1**, where a "
-        "token baseline is close (0.5 to 0.8). Without `chance` it needs more than the best group "
-        "at 0.1. To train from 0.1 to 0.7 on 2 of 4 tasks, it needs 0.5 to 0.75 of the best "
-        "rival's tokens."
+        "token baseline is close (0.5 to 0.8). With 16 draws and no `chance` it needs 2 to 2.3 "
+        "times the best group's tokens at 0.1. To train from 0.1 to 0.7 on 2 of 4 tasks, branching "
+        "with `chance` needs 0.5 to 0.75 of the best rival's tokens."
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from arsm_experiments.report.pages import trl
 from arsm_experiments.report.pages.tables import Tables
+from arsm_experiments.runs import lines as run_lines
 from tests.experiments.made_up_tables import HEADER, write_lines
 
 GAINS = {
@@ -51,6 +52,29 @@ def small() -> list[tuple[object, ...]]:
     return lines
 
 
+def trainings() -> list[run_lines.Line]:
+    """BranchTrainer's updates take twice as long: when GRPOTrainer has made all of its 40, with
+    rewards of 0.5, it has made 20 of its own, with 0.8 in the last ten of these.
+    """
+    grpo = [[9, 0.5]] * 40
+    branch = [[9, 0.1]] * 10 + [[9, 0.8]] * 10 + [[9, 0.0]] * 20
+    return [
+        {
+            "task": task,
+            "rate": rate,
+            "trainer": trainer,
+            "cpu_seconds": seconds,
+            "curve": [[tokens, reward + 0.01 * seed] for tokens, reward in curve],
+        }
+        for task, rate in GAINS
+        for trainer, curve, seconds in (
+            ("GRPOTrainer", grpo, 10.0),
+            ("BranchTrainer", branch, 20.0),
+        )
+        for seed in range(3)
+    ]
+
+
 @pytest.fixture
 def tables(tmp_path: Path) -> Tables:
     folder = tmp_path / "trl"
@@ -80,6 +104,7 @@ def tables(tmp_path: Path) -> Tables:
     ]
     record = {"runs": runs, "hardware": "H", "commit": "c" * 40, "trainings at once": 6}
     (folder / "smollm2.json").write_text(json.dumps(record))
+    run_lines.write(folder / "runs.jsonl.xz", trainings())
     return Tables(tmp_path)
 
 
@@ -89,8 +114,8 @@ def test_the_finding_tells_what_is_decided(tables: Tables) -> None:
         "**Finding. On `sort`, where one wrong token decides, BranchTrainer is ahead at 1e-4 "
         "(+0.10), behind at 3e-4 (-0.10) and undecided at 1e-3 after 60,000 tokens. On `count`, a "
         "dense reward, it is behind at 1e-3 (-0.20) and undecided at 3e-4.** On SmolLM2-135M, in "
-        "the same seconds, GRPOTrainer gains 0.10 in accuracy and BranchTrainer 0.20, from 0.25 of "
-        "the tokens."
+        "the same seconds, GRPOTrainer gains 0.10 in accuracy and BranchTrainer 0.20. "
+        "BranchTrainer generated 0.25 of the tokens."
     )
 
 
@@ -105,14 +130,22 @@ def test_differences_are_branch_less_grpo(tables: Tables) -> None:
 
 def test_details_have_costs_and_variances(tables: Tables) -> None:
     told = trl.details(tables)
-    assert "**Sort at 30,000 tokens**: undecided at every rate." in told
-    assert "with 0.8 of GRPOTrainer's tokens: decided at 1e-3." in told
+    assert "**Sort at 30,000 tokens**: undecided at 1e-4, 3e-4 and 1e-3." in told
+    sort = "with 0.8 of GRPOTrainer's tokens: ahead at 1e-3 (+0.10) and undecided at 1e-4 and 3e-4."
+    assert sort in told
+    assert "**Count after all 120 updates**: ahead at 1e-3 (+0.10) and undecided at 3e-4." in told
     assert "**Count at 20,000 tokens**, rate 1e-3: -0.05 (-0.10 to -0.00)." in told
     assert "takes 1.5 to 1.5 of GRPOTrainer's CPU time, with 0.8 to 0.8 of its tokens." in told
     assert "GRPOTrainer's: 0.50 to 0.55 on sort and 2.00 to 2.20 on count." in told
     assert "(advantages [B, T]) it is 1.50 to 1.65 on sort" in told
     # less noise on sort, more on count: wrong about sort at 3e-4 alone
     assert "the sign of 4 of the 5 differences in the table, and of 2 of the 3 that" in told
+
+
+def test_equal_seconds_end_with_the_quicker_trainer(tables: Tables) -> None:
+    told = trl.details(tables)
+    ahead = "on sort ahead at 1e-4 (+0.30), 3e-4 (+0.30) and 1e-3 (+0.30)"
+    assert f"BranchTrainer is {ahead}; on count ahead at 3e-4 (+0.30) and 1e-3 (+0.30)." in told
 
 
 def test_variances_are_relative_to_grpo(tables: Tables) -> None:

@@ -251,9 +251,9 @@ def overshoot(tables: Tables) -> str:
         own[1] = max(own[1], line["cpu"] / line["seconds"])
     ours, theirs = most[False], most[True]
     return (
-        "A run is read after the iteration that passes a limit: ours with up to "
-        f"{ours[0]:.1f} times the steps and {ours[1] - 1:.0%} more CPU seconds, the rivals' with "
-        f"{theirs[0] - 1:.0%} and {theirs[1] - 1:.0%} more."
+        "- Exactly equal costs: a run is read after the iteration that passes a limit, ours with "
+        f"up to {ours[0]:.1f} times the steps and {ours[1] - 1:.0%} more CPU seconds, the rivals' "
+        f"with {theirs[0] - 1:.0%} and {theirs[1] - 1:.0%} more."
     )
 
 
@@ -381,10 +381,10 @@ PARTS: dict[str, Part] = {
     "table": table,
     "details": details,
     "speed": speed,
+    "overshoot": overshoot,
 }
 HISTORY_PARTS: dict[str, Part] = {
     "every": every_method,
-    "overshoot": overshoot,
     "default": default_rule,
     "long": long_runs,
     "pong": pong,

@@ -23,13 +23,23 @@ def answer(tables: Tables) -> str:
     kinds = Counter(map(kind, judged))
     penalties = sum(kind(line) == BROKEN and TOKEN_BY_TOKEN in line["finding"] for line in judged)
     packages = len(set(map(_package, judged)))
+    scaled = sum(kind(line) == UNBIASED and _scaled(line) for line in judged)
     return (
         f"**Finding.** **Of {len(judged)} gradients in current releases of {packages} other "
         f"packages, {kinds[BROKEN]} are not as documented.** "
-        f"{kinds[UNBIASED]} are unbiased, and {kinds[BIASED]} are biased without a promise of the "
-        f"opposite. {penalties} of the {kinds[BROKEN]} are penalties on a KL divergence that are "
-        "right for single tokens but not for whole answers."
+        f"{kinds[UNBIASED]} are unbiased, {scaled} of them up to a constant factor, and "
+        f"{kinds[BIASED]} are biased without a promise of the opposite. {penalties} of the "
+        f"{kinds[BROKEN]} are penalties on a KL divergence that are right for single tokens but "
+        "not for whole answers."
     )
+
+
+def _scaled(line: Mapping[str, str]) -> bool:
+    """Whether an enumerated gradient has another length than the objective's; those that were
+    sampled have an interval instead.
+    """
+    length, enumerated, _ = line["scale"].partition(", direction")
+    return bool(enumerated) and abs(float(length) - 1) > 0.01
 
 
 def packages(tables: Tables) -> str:

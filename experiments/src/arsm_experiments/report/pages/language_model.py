@@ -78,13 +78,14 @@ def _of(level: Level) -> str:
 
 
 def _few_right(tables: Tables) -> str:
-    """Whether the best number of draws saves anything while few answers are right."""
+    """Whether the best number of draws saves anything at fixed questions with few right answers."""
     found = [(level, best_draws(level)) for level in measured(tables) if level.accuracy < FEW]
     known = [(level, best[1]) for level, best in found if best and level.task != LONG]
     where = listed([f"{level.accuracy:.0%} on {training.NAMES[level.task]}" for level, _ in known])
     saved = [level for level, ratio in known if below(ratio)]
-    told = f"a saving is decided on {_tasks(saved)} alone" if saved else "no saving is decided"
-    return f"Where few answers are right ({where}), {told}."
+    told = f"saves decidedly on {_tasks(saved)} alone" if saved else "saves decidedly"
+    number = "the best number of draws" if saved else "no number of draws"
+    return f"With few right answers ({where}; fixed questions) {number} {told}."
 
 
 def noise(tables: Tables) -> str:
@@ -144,15 +145,20 @@ def more_right(tables: Tables) -> str:
             key=lambda level: level.accuracy,
         )
         told = [
-            f"{with_half(best[1])} ({level.accuracy:.0%} right)"
+            f"{with_half(best[1])} ({level.accuracy:.0%} right{_unsure(best[1])})"
             for level in (levels[0], levels[-1])
             if (best := best_draws(level)) is not None
         ]
         sentences.append(f"{' and '.join(told)} on {training.NAMES[task]}")
     return (
-        "**The more answers are right, the more branching saves** ([figure](noise.png)). With "
+        "**On sums, the more answers are right, the more branching saves** "
+        "([figure](noise.png)). With "
         f"fixed questions and the best number of draws: {', '.join(sentences)}."
     )
+
+
+def _unsure(ratio: Cell) -> str:
+    return "" if below(ratio) or above(ratio) else "; undecided"
 
 
 def losses(tables: Tables) -> str:

@@ -235,9 +235,12 @@ def _beside(task: str, rows: list[Result], name: str) -> str:
     """The better form of branching less a rival, and what it needs to the rival's reward."""
     ours = leading(rows)
     (rival,) = (row for row in rows if row.method == name)
+    first = best(rows)
+    shares = _shares(first, rival)
+    theirs = f" `{first.method}` needs {shares[0]:.2f} of these tokens." if shares else ""
     return (
         f"**{_name(task).capitalize()}, less `{name}`**, the best without a value model. "
-        f"{ours.told(name)}{_reached(ours, rival)}"
+        f"{ours.told(name)}{_reached(ours, rival)}{theirs}"
     )
 
 

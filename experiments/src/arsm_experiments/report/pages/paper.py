@@ -143,7 +143,7 @@ def _one_layer(tables: Tables) -> list[Claim]:
 def _free_logits(tables: Tables) -> Claim:
     """The networks as the paper's table prints them; its authors' code fixes the first logit."""
     ours = vae.cell(tables, vae.FREE_LOGITS)
-    name = "the same with 200 free logits"
+    name = "the same with 200 free logits, as printed"
     calls = _calls(tables, vae.FREE_LOGITS)
     return Claim("VAE", name, "86.7", _interval(ours), calls, judged(ours, 86.7))
 
@@ -274,9 +274,18 @@ def _passing(tables: Tables, task: str) -> Claim:
         _steps(tables, task, "ARSM"),
         "reproduced" if ahead else "not reproduced",
         first=True,
-        brief=f"{control.passes(tables, task, 'ARSM')} seeds pass; "
-        + ", ".join(f"{rival} {passed[rival]:.0f}" for rival in control.RIVALS),
+        brief=f"{control.passes(tables, task, 'ARSM')} seeds pass, after "
+        f"{_episodes(tables, task, 'ARSM')} episodes; "
+        + ", ".join(
+            f"{rival} {passed[rival]:.0f} after {_episodes(tables, task, rival)}"
+            for rival in control.RIVALS
+        ),
     )
+
+
+def _episodes(tables: Tables, task: str, row: str) -> str:
+    """Mean episodes to the line, of the seeds that pass."""
+    return f"{control.cell(tables, task, row, 'episodes to the line').mean:.0f}"
 
 
 def _sooner(tables: Tables, task: str, rival: str) -> bool:
@@ -382,8 +391,8 @@ def summary(tables: Tables) -> str:
     found = [claim.verdict for claim in claims(tables)]
     return (
         f"**Of {len(found)} claims {found.count('reproduced')} are reproduced and "
-        f"{found.count('not reproduced')} are not; {found.count('better')} numbers come out better "
-        "than printed.**"
+        f"{found.count('not reproduced')} are not; {found.count('better')} numbers of other "
+        "methods come out better than printed.**"
     )
 
 

@@ -10,6 +10,8 @@ from arsm_experiments.runs import lines
 
 TABLE = "router/transformer.csv"
 SETTINGS = ("top-1", "top-2", "price")
+WHERE = {"top-1": "with one expert", "top-2": "with two", "price": "with the price"}
+"""Settings as sentences name them."""
 NAMES = {
     "leave-one-out, later": '`RLOO(2)`, `reach="later"`',
     "leave-one-out, row": '`RLOO(2)`, `reach="row"`',
@@ -68,19 +70,29 @@ Cells = Mapping[tuple[str, str], Cell]
 
 
 def answer(tables: Tables) -> str:
-    """The best way of every setting, leave-one-out beside no training, and its reach."""
+    """Leave-one-out beside Switch, Gumbel and no training, and its reaches."""
     cells = tables.cells(TABLE)
-    won = [setting for setting in SETTINGS if _ranked(cells, setting)[0] == SWITCH]
-    leads = [_behind(cells, setting, _ranked(cells, setting)[1], SWITCH) for setting in won]
-    undecided = sum(not lead.decided for lead in leads)
     return (
-        f"**Finding.** **No: Switch has the least mean loss in {len(won)} of {len(SETTINGS)} "
-        f"settings**, undecided beside the next in {undecided} of them. With one expert per token, "
-        "unbiased leave-one-out ends "
-        f"{_behind(cells, 'top-1', LATER, UNTRAINED).mean:.2f} nats per character behind a router "
-        'that is not trained. Its smallest reach, `"own"`, is '
-        f"{_behind(cells, 'top-1', LATER, OWN).mean:.2f} nats better, but biased here."
+        f'**Finding.** **No: leave-one-out (`reach="later"`) is behind Switch '
+        f"{_by_setting(cells, SWITCH)}.** It is behind Gumbel {_by_setting(cells, GUMBEL)}. With "
+        f"one expert it is {_gap(cells, 'top-1', LATER, UNTRAINED)} nats behind a router that is "
+        "not trained. Crediting only the losses that a choice can reach "
+        f"gains {_gap(cells, 'top-1', ROW, LATER)} with one expert; leaving out losses that it can "
+        f'reach (`"own"`, biased) gains {_gap(cells, "top-1", LATER, OWN)}.'
     )
+
+
+def _by_setting(cells: Cells, other: str) -> str:
+    """How far leave-one-out is behind another way in every setting."""
+    return listed(
+        [f"by {_gap(cells, setting, LATER, other)} {where}" for setting, where in WHERE.items()]
+    )
+
+
+def _gap(cells: Cells, setting: str, way: str, other: str) -> str:
+    """The test loss of one way less another's, and whether that is decided."""
+    found = _behind(cells, setting, way, other)
+    return f"{found.mean:.2f}{'' if found.decided else ' (undecided)'}"
 
 
 def details(tables: Tables) -> str:

@@ -21,6 +21,8 @@ class Task(NamedTuple):
     """Methods as patterns, and what to call them."""
     higher: bool = False
     """Whether higher is better."""
+    page: str = "README.md"
+    """Where the table is told."""
 
 
 LANGUAGE_MODEL = (
@@ -60,6 +62,7 @@ TASKS = (
         "variance x time / best of Pyro's",
         r"Pyro VAE, K = 8, 550 steps: (?!.*same images)(.*)",
         ((r"arsm\.pyro\.ELBO, .*", "`arsm.pyro.ELBO`"), (r"(Trace\w+).*", r"Pyro's `\1`")),
+        page="HISTORY.md",
     ),
     Task(
         "Mixture of experts",
@@ -73,6 +76,7 @@ TASKS = (
             (r"(.*)", r"\1"),
         ),
         higher=True,
+        page="HISTORY.md",
     ),
     Task(
         "MAX-SAT",
@@ -120,7 +124,7 @@ def table(tables: Tables) -> str:
         for name, cell in list(ranked.items())[:PLACES]:
             level = cell is first or (cell.std > 0 and not welch(cell, first).decided)
             words.append(f"**{name} {cell.spread}**" if level else f"{name} {cell.spread}")
-        title = f"[{task.title}]({task.experiment}/README.md)"
+        title = f"[{task.title}]({task.experiment}/{task.page})"
         better = "higher" if task.higher else "lower"
         lines.append(f"| {title} | {task.measure} | {better} | {'; '.join(words)} |")
     return "\n".join(lines) + "\n"

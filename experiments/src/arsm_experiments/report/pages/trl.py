@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from arsm_experiments.report.pages.tables import (
@@ -18,6 +18,7 @@ from arsm_experiments.report.pages.tables import (
     with_spread,
 )
 from arsm_experiments.report.welch import Difference, difference
+from arsm_experiments.runs import lines
 from arsm_experiments.runs.lines import read_one
 
 FILE = "trl/smollm2.json"
@@ -37,6 +38,7 @@ SHOWN = (
 """Rows of the table of all rewards: task, rate, and tokens."""
 RATES = {"sort": ("1e-4", "3e-4", "1e-3"), "count": ("3e-4", "1e-3")}
 TOKENS = 60_000
+AT_EQUAL_TOKENS = f"reward at {TOKENS} tokens"
 """Tokens at which the page compares the trainers."""
 BUDGETS = {1.0: "budget 1", None: "every state"}
 CREDIT = {"BranchTrainer": "", "TrueTokens": ", advantages [B, T]"}
@@ -48,9 +50,8 @@ def rewards(tables: Tables) -> str:
     rows = []
     for task, rates in RATES.items():
         for rate in rates:
-            metric = f"reward at {TOKENS} tokens"
-            cells = [_cell(tables, task, each, rate, metric) for each in TRAINERS]
-            gain = _gain(tables, task, rate, metric)
+            cells = [_cell(tables, task, each, rate, AT_EQUAL_TOKENS) for each in TRAINERS]
+            gain = _gain(tables, task, rate, AT_EQUAL_TOKENS)
             words = _signed(gain, 3)
             told = f"**{words}**" if gain.decided else words
             rows.append([f"{task}, {rate}", *(with_spread(cell, 3) for cell in cells), told])
@@ -118,18 +119,22 @@ def noise_in_short(tables: Tables) -> str:
 
 def finding(tables: Tables) -> str:
     """The small tasks, then SmolLM2."""
-    sort, count = (_standings(tables, task) for task in RATES)
+    sort, count = (_standings(tables, task, AT_EQUAL_TOKENS) for task in RATES)
     return (
         f"**Finding. On `sort`, where one wrong token decides, BranchTrainer is {sort} after "
         f"{TOKENS:,} tokens. On `count`, a dense reward, it is {count}.** {_on_smollm2(tables)}"
     )
 
 
-def _standings(tables: Tables, task: str) -> str:
+def _standings(tables: Tables, task: str, metric: str) -> str:
     """How BranchTrainer compares at each rate: "ahead at 1e-4 (+0.04) and undecided at 3e-4"."""
+    return _in_words({rate: _gain(tables, task, rate, metric) for rate in RATES[task]})
+
+
+def _in_words(gains: Mapping[str, Difference]) -> str:
+    """Differences by rate, those that are decided first."""
     found: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": []}
-    for rate in RATES[task]:
-        gain = _gain(tables, task, rate, f"reward at {TOKENS} tokens")
+    for rate, gain in gains.items():
         if gain.decided:
             found["ahead" if gain.mean > 0 else "behind"].append(f"{rate} ({gain.mean:+.2f})")
         else:
@@ -148,8 +153,8 @@ def _on_smollm2(tables: Tables) -> str:
     decided = difference(*after[1], *after[0]).decided
     return (
         f"On SmolLM2-135M, in the same seconds, GRPOTrainer gains {grpo:.2f} in accuracy and "
-        f"BranchTrainer {branch:.2f}{'' if decided else ' (undecided)'}, from "
-        f"{tokens[1] / tokens[0]:.2f} of the tokens."
+        f"BranchTrainer {branch:.2f}{'' if decided else ' (their difference is undecided)'}. "
+        f"BranchTrainer generated {tokens[1] / tokens[0]:.2f} of the tokens."
     )
 
 
@@ -159,17 +164,18 @@ def _moments(values: Sequence[float]) -> tuple[float, float, int]:
 
 def details(tables: Tables) -> str:
     """Other numbers of tokens, the cost of an update, and the variances."""
-    early, after = (
-        _decided(tables, "sort", metric) for metric in ("reward at 30000 tokens", "after")
-    )
+    early = _standings(tables, "sort", "reward at 30000 tokens")
+    sort, after = (_standings(tables, task, "after") for task in RATES)
     count = _gain(tables, "count", "1e-3", "reward at 20000 tokens")
     share = statistics.mean(_ratio(tables, "sort", rate, "tokens") for rate in RATES["sort"])
     return "\n".join(
         [
             f"- **Sort at 30,000 tokens**: {early}.",
             f"- **Sort after all 120 updates**, on 2,000 fresh questions and with {share:.1f} of "
-            f"GRPOTrainer's tokens: {after}.",
+            f"GRPOTrainer's tokens: {sort}.",
             f"- **Count at 20,000 tokens**, rate 1e-3: {_signed(count)}.",
+            f"- **Count after all 120 updates**: {after}.",
+            f"- {_at_equal_seconds(tables)}",
             f"- {_update(tables)}",
             f"- {_variances(tables)}",
             f"- {_signs(tables)}",
@@ -177,12 +183,30 @@ def details(tables: Tables) -> str:
     )
 
 
-def _decided(tables: Tables, task: str, metric: str) -> str:
-    """The rates at which a difference is decided."""
-    decided = [rate for rate in RATES[task] if _gain(tables, task, rate, metric).decided]
-    if not decided:
-        return "undecided at every rate"
-    return f"decided at {listed(decided)}"
+def _at_equal_seconds(tables: Tables) -> str:
+    """Rewards when the quickest training of a task and rate ends, taking its updates as equally
+    long.
+    """
+    runs = lines.read(tables.results / "trl/runs.jsonl.xz")
+    told = []
+    for task, rates in RATES.items():
+        gains = {}
+        for rate in rates:
+            own = [run for run in runs if (run["task"], run["rate"]) == (task, float(rate))]
+            seconds = min(run["cpu_seconds"] for run in own)
+            grpo, branch = (
+                _moments([_reward_after(run, seconds) for run in own if run["trainer"] == trainer])
+                for trainer in TRAINERS
+            )
+            gains[rate] = difference(*branch, *grpo)
+        told.append(f"on {task} {_in_words(gains)}")
+    return f"**At equal CPU seconds** BranchTrainer is {'; '.join(told)}."
+
+
+def _reward_after(run: Run, seconds: float) -> float:
+    """The mean reward of the ten updates before a training has had so many CPU seconds."""
+    updates = round(len(run["curve"]) * seconds / run["cpu_seconds"])
+    return statistics.mean(reward for _, reward in run["curve"][max(0, updates - 10) : updates])
 
 
 def _update(tables: Tables) -> str:
@@ -226,7 +250,7 @@ def _signs(tables: Tables) -> str:
     ratios = _noise(tables)
     signs = {task: 1 - statistics.mean(ratios[task, 1.0, TRAINERS[1]]) for task in RATES}
     pairs = [
-        (signs[task], _gain(tables, task, rate, f"reward at {TOKENS} tokens"))
+        (signs[task], _gain(tables, task, rate, AT_EQUAL_TOKENS))
         for task, rates in RATES.items()
         for rate in rates
     ]
