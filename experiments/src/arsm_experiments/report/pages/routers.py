@@ -73,20 +73,22 @@ def answer(tables: Tables) -> str:
     """Leave-one-out beside Switch, Gumbel and no training, and its reaches."""
     cells = tables.cells(TABLE)
     return (
-        f'**Finding.** **No: leave-one-out (`reach="later"`) is behind Switch '
-        f"{_by_setting(cells, SWITCH)}.** It is behind Gumbel {_by_setting(cells, GUMBEL)}. With "
+        '**Finding.** **No: leave-one-out (`reach="later"`) is behind Switch '
+        f"{_by_setting(cells, SWITCH)}, and behind Gumbel {_by_setting(cells, GUMBEL)}.** With "
         f"one expert it is {_gap(cells, 'top-1', LATER, UNTRAINED)} nats behind a router that is "
-        "not trained. Crediting only the losses that a choice can reach "
-        f"gains {_gap(cells, 'top-1', ROW, LATER)} with one expert; leaving out losses that it can "
+        "not trained. Crediting only the losses that a choice can reach gains "
+        f"{_gap(cells, 'top-1', ROW, LATER)} with one expert; leaving out losses that it can "
         f'reach (`"own"`, biased) gains {_gap(cells, "top-1", LATER, OWN)}.'
     )
 
 
 def _by_setting(cells: Cells, other: str) -> str:
-    """How far leave-one-out is behind another way in every setting."""
-    return listed(
-        [f"by {_gap(cells, setting, LATER, other)} {where}" for setting, where in WHERE.items()]
-    )
+    """How far leave-one-out is behind another way where that is decided, and where it is not."""
+    gaps = {where: _behind(cells, setting, LATER, other) for setting, where in WHERE.items()}
+    decided = [f"by {gap.mean:.2f} {where}" for where, gap in gaps.items() if gap.decided]
+    undecided = [where for where, gap in gaps.items() if not gap.decided]
+    rest = f" (undecided {listed(undecided)})" if undecided else ""
+    return f"{listed(decided)}{rest}"
 
 
 def _gap(cells: Cells, setting: str, way: str, other: str) -> str:
