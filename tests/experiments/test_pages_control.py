@@ -85,6 +85,7 @@ def test_places_overlaps_and_cost(tables: Tables) -> None:
     assert "overlaps with both rivals' on Acrobot." in told
     assert "ARS is above it on LunarLander." in told
     assert "It plays 6 to 20 times the simulator steps of the costlier rival" in told
+    assert "and 256 times in its longest runs on LunarLander." in told
 
 
 def test_more_seeds_pass_only_where_they_are_more_than_each_rivals(tables: Tables) -> None:

@@ -23,7 +23,7 @@ def write_agents(folder: Path) -> Tables:
         agents_run("ARSM", 1_700, 10.5, [6.0]),
         agents_run("ARSM", 1_100, 10.0, []),
         agents_run("ARSM", 1_100, 10.0, [5.0]),
-        agents_run("PPO, 2", 1_020, 10.2, []),
+        agents_run("PPO, 2", 1_020, 10.3, []),
     ]
     lines.write(folder / "agents" / "runs.jsonl.xz", runs)
     return Tables(folder)
@@ -32,7 +32,7 @@ def write_agents(folder: Path) -> Tables:
 def test_rivals_and_ours_pass_their_limits_apart(tmp_path: Path) -> None:
     told = agents.overshoot(write_agents(tmp_path))
     assert "ours with up to 1.7 times the steps and 10% more CPU seconds" in told
-    assert "the rivals' with 2% and 2% more" in told
+    assert "the rivals' with 2% and 3% more" in told
 
 
 def test_a_run_counts_when_it_is_solved_first_and_never_otherwise(tmp_path: Path) -> None:

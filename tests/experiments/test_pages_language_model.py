@@ -9,12 +9,13 @@ from typing import NamedTuple
 import pytest
 
 from arsm_experiments.report.pages import (
+    claims,
     language_model,
     language_model_candidates,
     language_model_history,
     language_model_training,
 )
-from arsm_experiments.report.pages.tables import Tables
+from arsm_experiments.report.pages.tables import Cell, Tables
 from tests.experiments.made_up_tables import HEADER, write_lines
 
 RATIO = "variance x tokens / best rival"
@@ -253,3 +254,19 @@ def test_tokens_to_a_rivals_reward_are_shares_of_its_own(tmp_path: Path) -> None
     told = language_model_training._beside("countdown", rows, "grpo, 4 epochs")
     assert "It needs 0.50 of that method's tokens and 0.25 of its seconds" in told
     assert told.endswith("`ppo` needs 0.40 of these tokens.")
+
+
+def test_a_ratio_is_undecided_where_its_interval_contains_one() -> None:
+    """Half of the interval is 1.96 x 0.1 / sqrt(4) = 0.098."""
+    assert language_model._unsure(Cell(1.05, 0.1, 4)) == "; undecided"
+    assert not language_model._unsure(Cell(1.2, 0.1, 4))
+    assert not language_model._unsure(Cell(0.8, 0.1, 4))
+
+
+def test_the_readmes_claim(tables: Tables) -> None:
+    told = claims.language_models(tables)
+    shares = (
+        "30% ± 10% on sums (77% right), 90% ± 20% on countdown (32%) and 150% ± 20% on translat"
+    )
+    assert f"(95% intervals): {shares}ion." in told
+    assert "ends at a reward of 0.495 after 50 s, PPO at 0.500 after 100 s" in told
